@@ -1,0 +1,238 @@
+"""Attention of an unmodified transformers model over the paged pool.
+
+transformers looks an attention function up by name for every layer. We register one `AttentionPort` per model under a name of
+its own and put a handler behind it: first a `Trace`, which learns the geometry from what the model really passes, then
+`PagedAttention`, which writes K and V into the pool and attends through the block table. The step travels on the handler, not
+through the model's keyword arguments: not every family forwards those.
+
+No mask function is registered under our names, so transformers builds no mask (checked: a mask that arrives is refused).
+Source: transformers' AttentionInterface documentation; the window rule is `key > query - window`, as in its masking module.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+
+from actors.errors import ModelRefused
+from actors.kernels import decode_attention, write_kv
+from actors.step import PromptChunk, StepBatch
+
+_HARMLESS = frozenset(
+    {"dropout", "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "return_dict"}
+)
+_port_numbers = itertools.count()
+
+Handler = Callable[..., tuple[torch.Tensor, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What one layer asks of attention. `window` 0 and `softcap` 0.0 mean "none"."""
+
+    scaling: float
+    window: int
+    softcap: float
+
+    @classmethod
+    def read(cls, module: Any, head_dim: int, mask: Any, options: dict[str, Any]) -> AttentionCall:
+        """Read the keyword arguments of a layer. Raises `ModelRefused` for anything the kernels do not implement."""
+        if mask is not None:
+            raise ModelRefused("its attention builds a mask of its own; only causal and sliding-window masks are implemented")
+        causal = options.pop("is_causal", None)
+        if causal is None:
+            causal = getattr(module, "is_causal", True)
+        if not causal:
+            raise ModelRefused("its attention is not causal")
+        scaling = options.pop("scaling", None)
+        window = options.pop("sliding_window", None)
+        softcap = options.pop("softcap", None)
+        unknown = sorted(name for name, value in options.items() if name not in _HARMLESS and _is_set(value))
+        if unknown:
+            raise ModelRefused(f"its attention uses {', '.join(unknown)}, which the kernels do not implement")
+        return cls(
+            scaling=float(head_dim**-0.5 if scaling is None else scaling),
+            window=int(window or 0),
+            softcap=float(softcap or 0.0),
+        )
+
+
+def _is_set(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or (value is not None and value is not False)
+
+
+class AttentionPort:
+    """The name under which one model finds its attention. `close()` drops the handler, so that the pool can go."""
+
+    def __init__(self) -> None:
+        self.name = f"kvatlas_{next(_port_numbers)}"
+        self.handler: Handler | None = None
+        AttentionInterface.register(self.name, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
+        assert self.handler is not None, "attention called outside a step"
+        return self.handler(*args, **kwargs)
+
+    def close(self) -> None:
+        """Forget the handler. Calls after this fail."""
+        self.handler = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer showed while traced."""
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    call: AttentionCall
+
+
+class Trace:
+    """Handler that records what each layer passes and answers with plain causal attention."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, LayerShape] = {}
+        self.calls = 0
+
+    def __call__(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any,
+        **options: Any,
+    ) -> tuple[torch.Tensor, None]:
+        call = AttentionCall.read(module, query.shape[-1], attention_mask, options)
+        self.calls += 1
+        index = getattr(module, "layer_idx", None)
+        if not isinstance(index, int):
+            raise ModelRefused("its attention layers carry no layer_idx")
+        self.layers[index] = LayerShape(query.shape[1], key.shape[1], key.shape[-1], value.shape[-1], call)
+        if query.shape[1] % key.shape[1] or query.shape[-1] != key.shape[-1]:
+            raise ModelRefused("its query and key heads have different shapes")
+        group = query.shape[1] // key.shape[1]
+        out = F.scaled_dot_product_attention(
+            query,
+            key.repeat_interleave(group, 1),
+            value.repeat_interleave(group, 1),
+            is_causal=True,
+            scale=call.scaling,
+        )
+        return out.transpose(1, 2).contiguous(), None
+
+
+class PagedAttention:
+    """Handler over the pool tensor `pool` [blocks, layers, 2, kv_heads, block_tokens, head_dim].
+
+    Set `step` before each forward pass. Mutates the pool at the step's slots.
+    """
+
+    def __init__(self, pool: torch.Tensor) -> None:
+        self._pool = pool
+        self._array = _as_array(pool)
+        self._block_tokens = int(pool.shape[4])
+        self.step: StepBatch | None = None
+
+    def __call__(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any,
+        **options: Any,
+    ) -> tuple[torch.Tensor, None]:
+        step = self.step
+        assert step is not None, "attention called outside a step"
+        call = AttentionCall.read(module, query.shape[-1], attention_mask, options)
+        layer = int(module.layer_idx)
+        keys, values = _as_array(key[0].detach()), _as_array(value[0].detach())
+        write_kv(self._array, layer, step.slot_blocks, step.slot_offsets, keys, values)
+        singles = step.singles
+        parts: list[torch.Tensor] = []
+        if singles:
+            queries = query[0, :, :singles].transpose(0, 1).to(torch.float32).contiguous()
+            attended = torch.empty_like(queries)
+            decode_attention(
+                queries.numpy(),
+                self._array,
+                layer,
+                step.tables,
+                step.lengths,
+                call.scaling,
+                call.window,
+                call.softcap,
+                attended.numpy(),
+            )
+            parts.append(attended.to(query.dtype))
+        for chunk in step.chunks:
+            span = slice(chunk.first, chunk.first + chunk.count)
+            if chunk.start:
+                seen_keys, seen_values, first = self._gather(chunk, layer, call.window)
+            else:
+                seen_keys, seen_values, first = key[0, :, span], value[0, :, span], 0
+            mask = self._mask(step, chunk, first, seen_keys.shape[1], call.window)
+            parts.append(_attend(query[0, :, span], seen_keys, seen_values, mask, call).transpose(0, 1))
+        return torch.cat(parts).unsqueeze(0), None
+
+    def _gather(self, chunk: PromptChunk, layer: int, window: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """K and V [kv_heads, tokens, head_dim] of everything the chunk may see, and the position of the first of them."""
+        end = chunk.start + chunk.count
+        first_block = max(0, chunk.start - window + 1) // self._block_tokens if window else 0
+        last_block = (end + self._block_tokens - 1) // self._block_tokens
+        both = self._pool[chunk.blocks[first_block:last_block], layer]
+        flat = both.permute(1, 2, 0, 3, 4).reshape(2, both.shape[2], -1, both.shape[4])
+        first = first_block * self._block_tokens
+        return flat[0, :, : end - first], flat[1, :, : end - first], first
+
+    @staticmethod
+    def _mask(step: StepBatch, chunk: PromptChunk, first: int, tokens: int, window: int) -> torch.Tensor | None:
+        """Boolean [queries, keys], True where visible; None where plain causal masking says the same."""
+        if chunk.start == 0 and (not window or chunk.count <= window):
+            return None
+        memo = (chunk.first, first, window)
+        if memo not in step.masks:
+            queries = torch.arange(chunk.start, chunk.start + chunk.count).unsqueeze(1)
+            keys = torch.arange(first, first + tokens).unsqueeze(0)
+            visible = keys <= queries
+            if window:
+                visible &= keys > queries - window
+            step.masks[memo] = visible
+        return step.masks[memo]
+
+
+def _as_array(tensor: torch.Tensor) -> Any:
+    """The numpy view of a CPU tensor; bfloat16 as its bits."""
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, call: AttentionCall
+) -> torch.Tensor:
+    """Reference attention: query [heads, n, d], key and value [kv_heads, m, d] -> [heads, n, d]."""
+    group = query.shape[0] // key.shape[0]
+    if not call.softcap:
+        return F.scaled_dot_product_attention(
+            query.unsqueeze(0),
+            key.unsqueeze(0),
+            value.unsqueeze(0),
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=call.scaling,
+            enable_gqa=group > 1,
+        )[0]
+    scores = torch.matmul(query, key.repeat_interleave(group, 0).transpose(1, 2)) * call.scaling
+    scores = torch.tanh(scores / call.softcap) * call.softcap
+    if mask is None:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1, dtype=torch.float32).to(query.dtype)
+    return torch.matmul(weights, value.repeat_interleave(group, 0))

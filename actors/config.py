@@ -1,0 +1,57 @@
+"""Settings of one replica. `cluster.config` fills them from YAML, environment and flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["exact", "fast"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model, and under what name clients ask for it."""
+
+    model: str = "demo"
+    """`demo` (SmolLM2-135M-Instruct from a PyPI wheel), a local directory, or a hub id."""
+    served_name: str = ""
+    """Name in /v1/models and in requests. Empty: the hub id, the directory's last part, or the demo model's name."""
+    max_model_len: int = 0
+    """Longest prompt + output, in tokens. 0: what the model's config allows, bounded by the pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The step loop of one replica."""
+
+    mode: Mode = "fast"
+    """`fast`: bfloat16 weights and KV. `exact`: float32 everywhere, token for token what `model.generate` gives."""
+    threads: int = 0
+    """torch threads of the replica. 0: all cores of the machine."""
+    step_tokens: int = 256
+    """Most tokens (decodes + prompt chunks) computed in one step. Larger: faster prefill, longer pauses between tokens."""
+    max_running: int = 32
+    """Most requests computed together."""
+    max_waiting: int = 1024
+    """Requests that may wait for a place; one more is answered 503."""
+    stall_s: float = 60.0
+    """Health fails when the step thread has work but finishes no step for this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """The replica's block pool."""
+
+    block_tokens: int = 16
+    """Tokens per block. Prefixes are shared in whole blocks."""
+    tokens: int = 0
+    """Pool size in tokens. 0: a quarter of the free shared memory, at most 65,536 tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaConfig:
+    """Everything a replica needs to start."""
+
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    pool: PoolConfig = PoolConfig()

@@ -1,0 +1,266 @@
+"""The step loop of one replica: one thread that plans, computes, samples and seals, step after step.
+
+Other threads talk to it through `submit` and `abort`, which leave a command in the inbox; it answers through `on_outputs`, once per
+step with everything that step produced. It knows token ids only. Commands are applied between steps, so an abort takes effect
+after the step in progress.
+
+If a step raises, the engine is dead: every request gets the failure, blocks go back through the forced release, and `failure`
+says why. It does not try to go on with a pool it cannot vouch for.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from actors.config import EngineConfig
+from actors.errors import ReplicaFailed, ReplicaOverloaded, RequestRefused
+from actors.request import FinishReason, GenerateRequest
+from actors.sampler import Draw, sample
+from actors.scheduler import Scheduler, Work
+from actors.sequence import Sequence
+from actors.step import Piece
+from kvpool import KeyRoot, KeySpace, Pool
+
+_log = logging.getLogger(__name__)
+_RETRY_S = 0.01
+"""Pause before planning again when requests wait but nothing can run."""
+
+
+class TokenModel(Protocol):
+    """What the engine needs of a model."""
+
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+    def forward(self, pieces: list[Piece]) -> tuple[torch.Tensor, list[int]]:
+        """Compute `pieces`; float32 logits [rows, vocab] and the index in `pieces` of each row."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step did for one request: admission (`cached_tokens` set), a token, an end, or a failure."""
+
+    request_id: str
+    cached_tokens: int | None = None
+    token: int | None = None
+    finish_reason: FinishReason | None = None
+    failure: ReplicaFailed | None = None
+
+
+class Engine:
+    """Runs requests over one pool. `start` it once, `stop` it once."""
+
+    def __init__(
+        self,
+        model: TokenModel,
+        pool: Pool,
+        keyspace: KeySpace,
+        root: Callable[[str], KeyRoot],
+        config: EngineConfig,
+        *,
+        context_tokens: int,
+        copy_block: Callable[[int, int], None],
+        on_outputs: Callable[[list[StepOutput]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model = model
+        self._pool = pool
+        self._keyspace = keyspace
+        self._root = root
+        self._config = config
+        self._context_tokens = context_tokens
+        self._on_outputs = on_outputs
+        self._clock = clock
+        self._eos = frozenset(model.eos_token_ids)
+        self._scheduler = Scheduler(
+            pool, copy_block, step_tokens=config.step_tokens, max_running=config.max_running
+        )
+        self._sequences: dict[str, Sequence] = {}
+        self._inbox: deque[GenerateRequest | str] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._progress_at = clock()
+        self._arrivals = 0
+        self.failure: ReplicaFailed | None = None
+        self._thread = threading.Thread(target=self._run, name="kvatlas-step", daemon=True)
+
+    def start(self) -> None:
+        """Start the step thread."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """Stop after the step in progress and give every block back. Idempotent."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Queue a request. Raises `RequestRefused`, `ReplicaOverloaded` or `ReplicaFailed`; then nothing is queued."""
+        self._check(request)
+        with self._wake:
+            if self.failure is not None or self._stopping:
+                raise self.failure or ReplicaFailed("the replica is stopping")
+            if self.waiting >= self._config.max_waiting:
+                raise ReplicaOverloaded(
+                    f"{self.waiting} requests wait for this replica already (engine.max_waiting); try again later"
+                )
+            self._inbox.append(request)
+            self._wake.notify()
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request, wherever it is. Unknown and finished ids are ignored."""
+        with self._wake:
+            self._inbox.append(request_id)
+            self._wake.notify()
+
+    @property
+    def running(self) -> int:
+        """Requests computed together now."""
+        return len(self._scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests queued, including those the step thread has not seen yet. A hint: other threads move it."""
+        queued = sum(isinstance(command, GenerateRequest) for command in tuple(self._inbox))
+        return len(self._scheduler.waiting) + queued
+
+    @property
+    def preemptions(self) -> int:
+        """Times a running request gave its blocks up for an older one."""
+        return self._scheduler.preemptions
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds without a finished step while there is work, once that exceeds `stall_s`; else 0.0."""
+        if not (self._sequences or self._inbox):
+            return 0.0
+        idle_s = self._clock() - self._progress_at
+        return idle_s if idle_s > self._config.stall_s else 0.0
+
+    def _check(self, request: GenerateRequest) -> None:
+        prompt = request.prompt_token_ids
+        if not prompt:
+            raise RequestRefused("the prompt is empty", "prompt")
+        if len(prompt) >= self._context_tokens:
+            raise RequestRefused(
+                f"the prompt has {len(prompt)} tokens, but the longest prompt + output is {self._context_tokens} tokens",
+                "prompt",
+                "context_length_exceeded",
+            )
+        if min(prompt) < 0 or max(prompt) >= self._model.vocab_size:
+            raise RequestRefused(f"token ids must be in [0, {self._model.vocab_size})", "prompt")
+        if request.sampling.max_tokens < 1:
+            raise RequestRefused("max_tokens must be at least 1", "max_tokens")
+        total = min(len(prompt) + request.sampling.max_tokens, self._context_tokens)
+        needed = -(-total // self._pool.geometry.block_tokens)
+        if needed > self._pool.capacity_blocks:
+            raise RequestRefused(
+                f"prompt + max_tokens need {needed} blocks, but the whole pool has {self._pool.capacity_blocks} "
+                f"({self._pool.capacity_blocks * self._pool.geometry.block_tokens} tokens); "
+                "ask for fewer tokens or serve with a larger pool.tokens",
+                "max_tokens",
+                "context_length_exceeded",
+            )
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                if not self._step():
+                    with self._wake:
+                        self._wake.wait(_RETRY_S)
+        except BaseException as error:
+            _log.exception("the step thread failed; the replica cannot serve any more")
+            self._end(ReplicaFailed(f"the replica's step thread failed: {type(error).__name__}: {error}"), "failed step")
+        else:
+            self._end(ReplicaFailed("the replica is stopping"), "stop")
+
+    def _wait_for_work(self) -> bool:
+        """Apply queued commands, waiting for one if there is nothing to do. False: stop."""
+        with self._wake:
+            while not (self._inbox or self._sequences or self._stopping):
+                self._wake.wait()
+            if self._stopping:
+                return False
+            if not self._sequences:
+                # Time spent idle is not time without progress.
+                self._progress_at = self._clock()
+            commands = list(self._inbox)
+            # Registered before the inbox empties, so that work in hand is visible to `stalled_s` throughout.
+            for command in commands:
+                self._apply(command)
+            self._inbox.clear()
+        return True
+
+    def _apply(self, command: GenerateRequest | str) -> None:
+        if isinstance(command, str):
+            sequence = self._sequences.pop(command, None)
+            if sequence is not None:
+                self._scheduler.finish(sequence)
+            return
+        root = self._keyspace.root(self._root(command.salt))
+        self._arrivals += 1
+        sequence = Sequence.of(command, root, self._keyspace, self._pool.geometry.block_tokens, self._arrivals)
+        self._sequences[command.request_id] = sequence
+        self._scheduler.add(sequence)
+
+    def _step(self) -> bool:
+        """Compute one step. False if nothing could run though requests wait."""
+        work, admitted = self._scheduler.plan()
+        if admitted:
+            # Before computing: the caller learns what was cached while the prompt is still being prefilled.
+            self._on_outputs([StepOutput(s.request_id, cached_tokens=s.cached_tokens) for s in admitted])
+        if not work:
+            return not self._sequences
+        logits, order = self._model.forward([self._piece(item) for item in work])
+        tokens = sample(logits, [self._draw(work[index].sequence) for index in order])
+        sampled = dict(zip(order, tokens, strict=True))
+        self._scheduler.commit(work, sampled)
+        outputs = [self._settle(work[index].sequence, token) for index, token in sampled.items()]
+        self._progress_at = self._clock()
+        if outputs:
+            self._on_outputs(outputs)
+        return True
+
+    @staticmethod
+    def _piece(item: Work) -> Piece:
+        table = item.sequence.table
+        assert table is not None
+        tokens = item.sequence.tokens[item.start : item.start + item.count]
+        return Piece(tokens, item.start, table.blocks, item.samples)
+
+    def _draw(self, sequence: Sequence) -> Draw:
+        sampling = sequence.request.sampling
+        forbidden: tuple[int, ...] = ()
+        if sequence.generated < sampling.min_tokens:
+            forbidden = tuple(self._eos.union(sampling.stop_token_ids))
+        return Draw(sampling, sequence.request.choice, len(sequence.tokens), forbidden)
+
+    def _settle(self, sequence: Sequence, token: int) -> StepOutput:
+        reason = sequence.finish_reason(token, self._eos, self._context_tokens)
+        if reason is not None:
+            self._scheduler.finish(sequence)
+            del self._sequences[sequence.request_id]
+        return StepOutput(sequence.request_id, token=token, finish_reason=reason)
+
+    def _end(self, failure: ReplicaFailed, cause: str) -> None:
+        """Refuse what comes, fail what is here, give every block back."""
+        with self._wake:
+            self.failure = failure
+            queued = [command.request_id for command in self._inbox if isinstance(command, GenerateRequest)]
+            self._inbox.clear()
+        left = [*self._sequences, *(request_id for request_id in queued if request_id not in self._sequences)]
+        self._sequences.clear()
+        self._scheduler.abandon(cause)
+        if left:
+            self._on_outputs([StepOutput(request_id, failure=failure) for request_id in left])

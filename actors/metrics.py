@@ -1,0 +1,99 @@
+"""Metrics of one replica, exported through Ray (which prefixes `ray_` and appends `_total` to counters).
+
+Names and units follow vLLM's where both measure the same. Tokens and blocks are plain totals; rates belong into queries. Cluster hit
+rate = rate(prefix_cache_hits) / rate(prefix_cache_queries), both in tokens, both counted once per request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from ray.util.metrics import Counter, Gauge, Histogram
+
+_TTFT_BOUNDARIES = [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300]
+_TOKEN_BOUNDARIES = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
+_REQUEST_BOUNDARIES = [0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800]
+
+
+class ReplicaMetrics(Protocol):
+    """What a replica reports."""
+
+    def looked_up(self, queried_tokens: int, hit_tokens: int) -> None:
+        """A request was admitted."""
+
+    def first_token(self, seconds: float) -> None:
+        """Time from arrival at the replica to the first token."""
+
+    def next_tokens(self, count: int, seconds: float) -> None:
+        """`count` tokens came `seconds` after the previous ones."""
+
+    def finished(self, reason: str, seconds: float, generated_tokens: int) -> None:
+        """A request ended: stop, length, abort or error."""
+
+    def levels(self, blocks: Mapping[str, int], running: int, waiting: int, preemptions: int) -> None:
+        """Current levels; `blocks` by state from one snapshot. `preemptions` is a total."""
+
+
+class RayMetrics:
+    """`ReplicaMetrics` over ray.util.metrics, tagged with the model's name and the replica's id."""
+
+    def __init__(self, model: str, replica_id: str) -> None:
+        tags = {"model": model, "replica_id": replica_id}
+        keys = tuple(tags)
+
+        def counter(name: str, text: str, *extra: str) -> Counter:
+            metric = Counter(f"kvatlas_{name}", text, tag_keys=keys + extra)
+            metric.set_default_tags(tags)
+            return metric
+
+        def gauge(name: str, text: str, *extra: str) -> Gauge:
+            metric = Gauge(f"kvatlas_{name}", text, tag_keys=keys + extra)
+            metric.set_default_tags(tags)
+            return metric
+
+        def histogram(name: str, text: str, boundaries: list[float]) -> Histogram:
+            metric = Histogram(f"kvatlas_{name}", text, boundaries=boundaries, tag_keys=keys)
+            metric.set_default_tags(tags)
+            return metric
+
+        self._queries = counter("prefix_cache_queries", "Prompt tokens looked up in the pool, once per request.")
+        self._hits = counter("prefix_cache_hits", "Prompt tokens found in the pool and not computed again.")
+        self._generated = counter("generation_tokens", "Tokens generated.")
+        self._finished = counter("requests_finished", "Requests ended, by reason.", "reason")
+        self._preemptions = counter("preemptions", "Running requests that gave their blocks up for an older one.")
+        self._blocks = gauge("kv_blocks", "Blocks of the pool, by state; the states sum to its capacity.", "state")
+        self._running = gauge("num_requests_running", "Requests computed together now.")
+        self._waiting = gauge("num_requests_waiting", "Requests waiting for a place or for blocks.")
+        self._ttft = histogram("time_to_first_token_seconds", "Arrival at the replica to first token.", _TTFT_BOUNDARIES)
+        self._itl = histogram("inter_token_latency_seconds", "Between tokens of one request.", _TOKEN_BOUNDARIES)
+        self._e2e = histogram("e2e_request_latency_seconds", "Arrival at the replica to last token.", _REQUEST_BOUNDARIES)
+        self._counted_preemptions = 0
+
+    def looked_up(self, queried_tokens: int, hit_tokens: int) -> None:
+        self._queries.inc(queried_tokens)
+        if hit_tokens:
+            self._hits.inc(hit_tokens)
+
+    def first_token(self, seconds: float) -> None:
+        self._ttft.observe(seconds)
+
+    def next_tokens(self, count: int, seconds: float) -> None:
+        for _ in range(count):
+            self._itl.observe(seconds / count)
+
+    def finished(self, reason: str, seconds: float, generated_tokens: int) -> None:
+        self._finished.inc(tags={"reason": reason})
+        if generated_tokens:
+            self._generated.inc(generated_tokens)
+        if reason in ("stop", "length"):
+            self._e2e.observe(seconds)
+
+    def levels(self, blocks: Mapping[str, int], running: int, waiting: int, preemptions: int) -> None:
+        for state, count in blocks.items():
+            self._blocks.set(count, tags={"state": state})
+        self._running.set(running)
+        self._waiting.set(waiting)
+        if preemptions > self._counted_preemptions:
+            self._preemptions.inc(preemptions - self._counted_preemptions)
+            self._counted_preemptions = preemptions

@@ -1,0 +1,183 @@
+"""A transformers model that computes over the paged pool.
+
+`load_model` reads the weights, learns the attention geometry from one traced pass (the model tells it, we do not guess config
+names), and proves on a small private pool that chunked and paged computing gives the model's own eager logits; else the model
+is refused. `PagedModel.bind` then points it at the real pool, and `forward` computes one step.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from actors.attention import AttentionPort, PagedAttention, Trace
+from actors.config import Mode
+from actors.errors import ModelNotFound, ModelRefused
+from actors.step import Piece, StepBatch, build_step
+from actors.support import check_class, check_config, check_layers
+from kvpool.geometry import BlockGeometry
+
+_DTYPES: dict[Mode, torch.dtype] = {"exact": torch.float32, "fast": torch.bfloat16}
+_PROBE_BLOCK_TOKENS = 8
+_PROBE_LIMIT_TOKENS = 512
+
+
+class PagedModel:
+    """A loaded model. Not thread-safe: one thread calls `forward`."""
+
+    def __init__(self, model: Any, name: str) -> None:
+        self._model = model
+        self._port = AttentionPort()
+        self._attention: PagedAttention | None = None
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._block_tokens = 0
+        self.name = name
+        self.vocab_size = int(model.config.vocab_size)
+        self.eos_token_ids = _eos_token_ids(model)
+        self.context_tokens = int(getattr(model.config, "max_position_embeddings", 0) or 0)
+        self.layers = self.kv_heads = self.head_dim = 0
+
+    def geometry(self, block_tokens: int) -> BlockGeometry:
+        """The blocks this model needs."""
+        dtype = str(self._model.dtype).removeprefix("torch.")
+        return BlockGeometry(self.layers, self.kv_heads, self.head_dim, block_tokens, dtype)
+
+    def bind(self, pool: torch.Tensor) -> None:
+        """Compute over `pool` [blocks, layers, 2, kv_heads, block_tokens, head_dim] from now on."""
+        self._attention = PagedAttention(pool)
+        self._block_tokens = int(pool.shape[4])
+        self._port.handler = self._attention
+
+    def forward(self, pieces: list[Piece]) -> tuple[torch.Tensor, list[int]]:
+        """Compute one step. Returns float32 logits [rows, vocab] and the index in `pieces` of each row.
+
+        Writes K and V of every token of every piece into the bound pool.
+        """
+        assert self._attention is not None, "bind a pool first"
+        step = build_step(pieces, self._block_tokens)
+        self._attention.step = step
+        try:
+            return self._logits(step), step.order
+        finally:
+            self._attention.step = None
+
+    def close(self) -> None:
+        """Let go of the pool. Mutates the registry entry of this model's attention."""
+        self._attention = None
+        self._port.close()
+
+    @torch.inference_mode()
+    def _logits(self, step: StepBatch) -> torch.Tensor:
+        options: dict[str, Any] = {"logits_to_keep": step.logits_index} if self._keeps_logits else {}
+        out = self._model(input_ids=step.input_ids, position_ids=step.position_ids, use_cache=False, **options)
+        logits = out.logits[0]
+        if not self._keeps_logits:
+            logits = logits[step.logits_index]
+        return logits.float()  # type: ignore[no-any-return]
+
+    def learn(self) -> None:
+        """Trace the attention, then compare the paged path with eager. Raises `ModelRefused`."""
+        config = self._model.config
+        ids = self._probe_ids()
+        with torch.inference_mode():
+            expected = self._model(input_ids=ids, use_cache=False).logits[0].float()
+        self._model.set_attn_implementation(self._port.name)
+        if config._attn_implementation != self._port.name:
+            raise ModelRefused(f"{type(self._model).__name__} keeps its own attention")
+        trace = Trace()
+        self._port.handler = trace
+        with torch.inference_mode():
+            self._model(input_ids=ids[:, :3], position_ids=torch.arange(3).unsqueeze(0), use_cache=False)
+        shape = check_layers(config, trace.layers, trace.calls)
+        self.layers, self.kv_heads, self.head_dim = len(trace.layers), shape.kv_heads, shape.key_dim
+        self._compare(ids, expected)
+
+    def _probe_ids(self) -> torch.Tensor:
+        """Token ids [1, n] long enough to cross blocks, a chunk border and, where it is short, the sliding window."""
+        window = int(getattr(self._model.config, "sliding_window", None) or 0)
+        tokens = 4 * _PROBE_BLOCK_TOKENS + 5 + (window if window <= _PROBE_LIMIT_TOKENS else 0)
+        if self.context_tokens:
+            tokens = min(tokens, self.context_tokens)
+        generator = torch.Generator().manual_seed(1)
+        return torch.randint(0, self.vocab_size, (1, tokens), generator=generator)
+
+    def _compare(self, ids: torch.Tensor, expected: torch.Tensor) -> None:
+        tokens = ids[0].tolist()
+        total = len(tokens)
+        geometry = self.geometry(_PROBE_BLOCK_TOKENS)
+        blocks = list(range((total + _PROBE_BLOCK_TOKENS - 1) // _PROBE_BLOCK_TOKENS))[::-1]
+        self.bind(torch.zeros(len(blocks), *geometry.shape, dtype=self._model.dtype))
+        cuts = sorted({0, total // 3, total - 3, total - 2, total - 1, total})
+        errors: list[float] = []
+        for start, end in zip(cuts, cuts[1:], strict=False):
+            logits, _ = self.forward([Piece(tokens[start:end], start, blocks, True)])
+            wanted = expected[end - 1]
+            errors.append(float((logits[0] - wanted).norm() / (wanted - wanted.mean()).norm().clamp_min(1e-9)))
+        self.close_probe()
+        exact = self._model.dtype == torch.float32
+        # In bfloat16 a rounding can tip a mixture-of-experts choice in one row; a wrong kernel is wrong in most.
+        error = max(errors) if exact else sorted(errors)[len(errors) // 2]
+        if not error <= (2e-3 if exact else 0.15):
+            raise ModelRefused(
+                f"over the paged pool its logits differ from its own eager attention (relative error {error:.2g}); "
+                "its attention does something the kernels do not"
+            )
+
+    def close_probe(self) -> None:
+        """Drop the probe's private pool."""
+        self._attention = None
+        self._port.handler = None
+
+
+def load_model(path: Path, name: str, mode: Mode) -> PagedModel:
+    """Load the model directory `path` for serving.
+
+    Raises `ModelNotFound` (unreadable directory) and `ModelRefused` (cannot be served right; the message says why).
+    """
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"{path} holds no model that transformers can read: {_first_line(error)}") from error
+    try:
+        check_config(config)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=_DTYPES[mode], attn_implementation="eager", local_files_only=True
+        )
+    except (OSError, ValueError) as error:
+        raise ModelRefused(f"{name} cannot be served: transformers does not load it ({_first_line(error)})") from error
+    except ModelRefused as error:
+        raise ModelRefused(f"{name} cannot be served: {error}") from error
+    return adopt(model, name)
+
+
+def adopt(model: Any, name: str) -> PagedModel:
+    """Make a loaded transformers model servable. Mutates its attention implementation. Raises `ModelRefused`."""
+    try:
+        check_config(model.config)
+        check_class(model, inspect.signature(model.forward).parameters)
+        paged = PagedModel(model.eval(), name)
+        paged.learn()
+    except ModelRefused as error:
+        raise ModelRefused(f"{name} cannot be served: {error}") from error
+    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+        # Whatever a family's own code trips over with our attention behind it is a family we do not serve.
+        raise ModelRefused(f"{name} cannot be served: a trial pass failed ({_first_line(error)})") from error
+    return paged
+
+
+def _eos_token_ids(model: Any) -> tuple[int, ...]:
+    generation: GenerationConfig | None = getattr(model, "generation_config", None)
+    found = getattr(generation, "eos_token_id", None)
+    if found is None:
+        found = getattr(model.config, "eos_token_id", None)
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, (list, tuple)) else (int(found),)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

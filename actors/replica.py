@@ -1,0 +1,241 @@
+"""One replica: a model, a pool, an engine, and the coroutines that answer requests.
+
+Two threads matter. The event loop takes requests, turns tokens into text and streams it; the step thread computes. They meet in the
+engine's inbox and in the mail room, once per step each way. A request is closed on every path by the `finally` of `generate`:
+finished, refused, cancelled by a client that went away, or failed.
+
+Plain Python: `cluster.app` turns it into a Ray Serve deployment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+import numba
+import torch
+from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from actors.capacity import context_tokens, pool_blocks
+from actors.config import ReplicaConfig
+from actors.engine import Engine, StepOutput
+from actors.errors import ReplicaFailed, RequestRefused
+from actors.fingerprint import model_fingerprint
+from actors.loader import cache_root
+from actors.mailbox import MailRoom
+from actors.metrics import ReplicaMetrics
+from actors.model import PagedModel, load_model
+from actors.progress import Progress, SilentProgress
+from actors.request import Admitted, Delta, Event, GenerateRequest
+from actors.status import ReplicaStatus
+from actors.step import Piece
+from actors.text_stream import TextStream
+from kvpool import DEFAULT_DIRECTORY, KeyRoot, KeySpace, Pool, Region, load_or_create, sweep
+from kvpool.storage import copy_block, kv_tensor
+
+_log = logging.getLogger(__name__)
+_LEVELS_PERIOD_S = 1.0
+REGION_PREFIX = "kvatlas-"
+
+
+class Replica:
+    """Serves one model from one pool. Build it where it will run; `close` gives the region back."""
+
+    def __init__(
+        self,
+        config: ReplicaConfig,
+        model_dir: str,
+        *,
+        replica_id: str,
+        metrics: ReplicaMetrics,
+        progress: Progress | None = None,
+        region_directory: Path = DEFAULT_DIRECTORY,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._progress = progress or SilentProgress()
+        self._metrics = metrics
+        self._clock = clock
+        self._mail = MailRoom()
+        self._reporter: asyncio.Task[None] | None = None
+        self.replica_id = replica_id
+        _use_threads(config.engine.threads)
+        # Its bars would be drawn into the log of a process that has no terminal.
+        transformers_logging.disable_progress_bar()
+        path = Path(model_dir)
+        with self._progress.phase("load"):
+            self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+            self._model = load_model(path, config.model.served_name, config.engine.mode)
+            fingerprint = model_fingerprint(path, config.engine.mode)
+        with self._progress.phase("allocate"):
+            self._region = self._make_region(region_directory, fingerprint)
+        try:
+            self._engine = self._make_engine(fingerprint)
+            with self._progress.phase("warm-up"):
+                self._warm_up()
+        except BaseException:
+            self._drop_region()
+            raise
+        self._engine.start()
+
+    def _make_region(self, directory: Path, fingerprint: bytes) -> Region:
+        for path in sweep(directory, REGION_PREFIX):
+            _log.warning("removed %s, left by a replica that died", path)
+        geometry = self._model.geometry(self._config.pool.block_tokens)
+        blocks = pool_blocks(self._config.pool, geometry, directory)
+        name = f"{REGION_PREFIX}{self.replica_id}"
+        return Region.create(directory, name, geometry, blocks, fingerprint, random.SystemRandom())
+
+    def _make_engine(self, fingerprint: bytes) -> Engine:
+        self._pool = Pool.create(self._region)
+        tensor = kv_tensor(self._region)
+        self._model.bind(tensor)
+        geometry = self._pool.geometry
+        self._context_tokens = context_tokens(
+            self._model.context_tokens,
+            self._config.model.max_model_len,
+            self._pool.capacity_blocks,
+            geometry.block_tokens,
+        )
+
+        def root(salt: str) -> KeyRoot:
+            return KeyRoot(fingerprint.hex(), geometry.block_tokens, geometry.dtype, salt=salt)
+
+        return Engine(
+            self._model,
+            self._pool,
+            KeySpace(load_or_create(cache_root() / "cluster.key")),
+            root,
+            self._config.engine,
+            context_tokens=self._context_tokens,
+            copy_block=lambda source, target: copy_block(tensor, source, target),
+            on_outputs=self._mail.deliver,
+        )
+
+    def _warm_up(self) -> None:
+        """Run a chunk, a cached chunk and a decode once, so that no request pays for compiling and first touches."""
+        tokens = min(2 * self._config.pool.block_tokens + 1, self._context_tokens)
+        table = self._pool.table("warm-up")
+        if self._pool.allocate(table, -(-tokens // self._config.pool.block_tokens)):
+            cut = tokens // 2
+            for start, end in ((0, cut), (cut, tokens - 1), (tokens - 1, tokens)):
+                if end > start:
+                    self._model.forward([Piece([0] * (end - start), start, table.blocks, True)])
+        self._pool.release(table)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event]:
+        """Yield one `Admitted`, then `Delta`s until one has a finish reason. Closing the generator aborts the request.
+
+        Raises `RequestRefused`, `ReplicaOverloaded`, `ReplicaFailed`.
+        """
+        if self._reporter is None:
+            self._reporter = asyncio.create_task(self._report_levels())
+        arrived = self._clock()
+        try:
+            box = self._mail.open(request.request_id)
+        except KeyError:
+            raise RequestRefused(f"request id {request.request_id} is in use", "request_id") from None
+        reason, generated, last = "abort", 0, 0.0
+        try:
+            self._engine.submit(request)
+            text = TextStream(request, self._tokenizer)
+            while True:
+                outputs = await box.take()
+                self._raise_failure(outputs)
+                for output in outputs:
+                    if output.cached_tokens is not None:
+                        self._metrics.looked_up(len(request.prompt_token_ids), output.cached_tokens)
+                        yield Admitted(self.replica_id, len(request.prompt_token_ids), output.cached_tokens)
+                delta = text.feed(outputs)
+                if not delta.token_ids:
+                    continue
+                now = self._clock()
+                if generated:
+                    self._metrics.next_tokens(len(delta.token_ids), now - last)
+                else:
+                    self._metrics.first_token(now - arrived)
+                generated, last = generated + len(delta.token_ids), now
+                # Known before the last yield: a reader need not come back after it.
+                reason = delta.finish_reason or reason
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+        except (ReplicaFailed, RequestRefused):
+            reason = "error"
+            raise
+        finally:
+            self._mail.close(request.request_id)
+            self._engine.abort(request.request_id)
+            self._metrics.finished(reason, self._clock() - arrived, generated)
+
+    @staticmethod
+    def _raise_failure(outputs: list[StepOutput]) -> None:
+        for output in outputs:
+            if output.failure is not None:
+                raise ReplicaFailed(str(output.failure))
+
+    async def status(self) -> ReplicaStatus:
+        """A snapshot, with the pool's invariants checked now."""
+        stats = self._pool.stats()
+        return ReplicaStatus(
+            replica_id=self.replica_id,
+            model=self._config.model.served_name,
+            mode=self._config.engine.mode,
+            block_tokens=self._pool.geometry.block_tokens,
+            capacity_blocks=self._pool.capacity_blocks,
+            blocks=stats.blocks,
+            held_blocks=self._pool.held_blocks(),
+            running=self._engine.running,
+            waiting=self._engine.waiting,
+            prefix_queried_tokens=stats.prefix_queried_tokens,
+            prefix_hit_tokens=stats.prefix_hit_tokens,
+            max_model_len=self._context_tokens,
+            asyncio_tasks=len(asyncio.all_tasks()),
+            integrity=await asyncio.to_thread(self._pool.check_integrity),
+            stalled_s=self._engine.stalled_s,
+            load_s=dict(self._progress.seconds),
+        )
+
+    async def check_health(self) -> None:
+        """Raise `ReplicaFailed` when the step thread died, or hangs with work in hand. Ray Serve then replaces the replica."""
+        if self._engine.failure is not None:
+            raise self._engine.failure
+        stalled_s = self._engine.stalled_s
+        if stalled_s:
+            raise ReplicaFailed(f"the step thread has finished no step for {stalled_s:.0f} s")
+
+    def close(self) -> None:
+        """Stop the engine and remove the region. Idempotent."""
+        if self._reporter is not None:
+            self._reporter.cancel()
+            self._reporter = None
+        self._engine.stop()
+        self._drop_region()
+
+    def _drop_region(self) -> None:
+        self._model.close()
+        pool: Pool | None = getattr(self, "_pool", None)
+        if pool is not None:
+            pool.close()
+        self._region.unlink()
+        self._region.close()
+
+    async def _report_levels(self) -> None:
+        while True:
+            self._metrics.levels(
+                self._pool.stats().blocks, self._engine.running, self._engine.waiting, self._engine.preemptions
+            )
+            await asyncio.sleep(_LEVELS_PERIOD_S)
+
+
+def _use_threads(threads: int) -> None:
+    """Give torch and numba the same number of threads (0: one for each core this process may use)."""
+    count = threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(count)
+    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))

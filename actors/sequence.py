@@ -1,0 +1,73 @@
+"""One request inside the engine: its tokens, its keys, its blocks, how far it is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from actors.request import FinishReason, GenerateRequest
+from kvpool import BlockTable, KeySpace
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """State of one request. Only the step thread touches it.
+
+    `tokens` is prompt + generated; `keys` the keys of its full blocks so far, extended by `key_at`. `computed` counts the
+    leading tokens whose K and V are in `table`'s blocks. `cached_tokens` is set at the first admission and never again: a
+    request that is preempted and comes back is still one look-up.
+    """
+
+    request: GenerateRequest
+    root: bytes
+    keyspace: KeySpace
+    block_tokens: int
+    arrival: int
+    tokens: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    table: BlockTable | None = None
+    computed: int = 0
+    cached_tokens: int | None = None
+
+    @classmethod
+    def of(
+        cls, request: GenerateRequest, root: bytes, keyspace: KeySpace, block_tokens: int, arrival: int
+    ) -> Sequence:
+        """A waiting sequence for `request`, with the keys of its prompt's full blocks."""
+        tokens = list(request.prompt_token_ids)
+        keys = keyspace.block_keys(root, tokens, block_tokens)
+        return cls(request, root, keyspace, block_tokens, arrival, tokens, keys)
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def generated(self) -> int:
+        """How many tokens it has produced."""
+        return len(self.tokens) - len(self.request.prompt_token_ids)
+
+    @property
+    def pending(self) -> int:
+        """Tokens known but not computed: 1 while decoding, more while prefilling."""
+        return len(self.tokens) - self.computed
+
+    def block_span(self, position: int) -> list[int]:
+        """Token ids of block `position`, which must be full."""
+        return self.tokens[position * self.block_tokens : (position + 1) * self.block_tokens]
+
+    def full_keys(self) -> list[bytes]:
+        """Keys of every full block of the tokens known now. Mutates the memo."""
+        while len(self.keys) < len(self.tokens) // self.block_tokens:
+            parent = self.keys[-1] if self.keys else self.root
+            self.keys.append(self.keyspace.extend(parent, self.block_span(len(self.keys))))
+        return self.keys
+
+    def finish_reason(self, token: int, eos: frozenset[int], context_tokens: int) -> FinishReason | None:
+        """Why the sequence ends with `token`, its newest, or None."""
+        sampling = self.request.sampling
+        stops = token in sampling.stop_token_ids or (token in eos and not sampling.ignore_eos)
+        if stops and self.generated > sampling.min_tokens:
+            return "stop"
+        if self.generated >= sampling.max_tokens or len(self.tokens) >= context_tokens:
+            return "length"
+        return None

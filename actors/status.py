@@ -1,0 +1,33 @@
+"""What a replica says about itself, for `kvatlas status`, /health/ready and the debug endpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One snapshot. Block counts come from one pool snapshot and sum to `capacity_blocks`.
+
+    `prefix_queried_tokens` and `prefix_hit_tokens` are totals since the replica started, counted once per request.
+    `held_blocks` is the number of blocks that some request holds now. `integrity` is the empty string when the pool's
+    invariants hold, else the first violation in words. `stalled_s` is 0.0 unless the step thread has made no progress
+    while it had work.
+    """
+
+    replica_id: str
+    model: str
+    mode: str
+    block_tokens: int
+    capacity_blocks: int
+    blocks: dict[str, int]
+    held_blocks: int
+    running: int
+    waiting: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    max_model_len: int
+    asyncio_tasks: int
+    integrity: str
+    stalled_s: float
+    load_s: dict[str, float]

@@ -1,0 +1,90 @@
+"""Which transformers models are served, and the reason for each that is not.
+
+Two lines of defence against a silently wrong answer. Here: what can be read off the config and off the attention calls the model
+was seen to make. In `actors.model`: a probe that compares the paged path, chunked and decoded, with the model's own eager
+attention. A model is refused at load with one sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from actors.attention import LayerShape
+from actors.errors import ModelRefused
+
+_SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+_BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+_OTHER_WINDOWS = ("attention_chunk_size", "local_window", "local_attention", "attention_layers", "window_size", "local_attention_window_size")
+
+
+def check_config(config: Any) -> None:
+    """Raise `ModelRefused` for what the config alone rules out."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelRefused("it is an encoder-decoder; only decoder-only language models are served")
+    for rope_type in _rope_types(config):
+        if rope_type in _BATCH_DEPENDENT_ROPE:
+            raise ModelRefused(f"its rotary embedding is '{rope_type}', whose angles depend on the longest sequence of a batch")
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - _SERVED_LAYER_TYPES)
+    if others:
+        raise ModelRefused(f"it has layers of type {', '.join(others)}, which keep no paged K and V")
+    for name in _OTHER_WINDOWS:
+        if getattr(config, name, None):
+            raise ModelRefused(f"its config sets {name}, a local attention pattern the kernels do not implement")
+
+
+def check_class(model: Any, parameters: Mapping[str, Any]) -> None:
+    """Raise `ModelRefused` where the model class cannot run over our attention. `parameters` are those of its forward."""
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ModelRefused(f"{type(model).__name__} does not let its attention be replaced (no attention-backend support)")
+    if "position_ids" not in parameters:
+        raise ModelRefused(f"{type(model).__name__} takes no position_ids, so requests cannot be batched together")
+
+
+def check_layers(config: Any, layers: Mapping[int, LayerShape], calls: int) -> LayerShape:
+    """Check the traced attention calls against the config; return the shape all layers share.
+
+    Raises `ModelRefused` where a layer made no call (recurrent state), layers differ, K and V differ, or a sliding window of the
+    config does not reach the attention.
+    """
+    expected = int(config.num_hidden_layers)
+    missing = sorted(set(range(expected)) - set(layers))
+    if missing:
+        raise ModelRefused(f"layers {missing[:4]} of {expected} make no attention call (recurrent or shared state)")
+    if calls != expected or len(layers) != expected:
+        raise ModelRefused(f"it makes {calls} attention calls for {expected} layers")
+    shapes = {(s.heads, s.kv_heads, s.key_dim, s.value_dim) for s in layers.values()}
+    if len(shapes) > 1:
+        raise ModelRefused(f"its layers differ in attention shape: {sorted(shapes)}")
+    shape = layers[0]
+    if shape.key_dim != shape.value_dim:
+        raise ModelRefused(f"K and V have different head sizes ({shape.key_dim} and {shape.value_dim})")
+    for index, window in enumerate(_expected_windows(config, expected)):
+        if layers[index].call.window != window:
+            raise ModelRefused(
+                f"layer {index} should see a window of {window} tokens by its config, "
+                f"but passes {layers[index].call.window} to attention (0: none)"
+            )
+    return shape
+
+
+def _expected_windows(config: Any, layers: int) -> list[int]:
+    window = int(getattr(config, "sliding_window", None) or 0)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = 0
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return [window if kind == "sliding_attention" else 0 for kind in kinds]
+    return [window] * layers
+
+
+def _rope_types(config: Any) -> set[str]:
+    found: set[str] = set()
+    for name in ("rope_parameters", "rope_scaling"):
+        settings = getattr(config, name, None)
+        if not isinstance(settings, Mapping):
+            continue
+        for entry in (settings, *settings.values()):
+            if isinstance(entry, Mapping):
+                found.add(str(entry.get("rope_type", entry.get("type", "default"))))
+    return found

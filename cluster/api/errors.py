@@ -1,0 +1,111 @@
+"""Every error as OpenAI's envelope: `{"error": {"message", "type", "param", "code"}}`, on every route.
+
+One function, `to_api_error`, knows which exception is which status. A client's fault is 400/404/405/413/415 (never
+422, which SDKs do not expect), a busy or dying replica is 503 with Retry-After (SDKs retry it), and anything else is
+our bug: 500, with the request id in the message and the traceback in the log only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+from actors.errors import ReplicaFailed, ReplicaOverloaded, RequestRefused
+from cluster.api.json_response import json_response
+from kvpool.errors import KvatlasError
+
+logger = logging.getLogger(__name__)
+
+ECHO_CHARS = 200
+MESSAGE_CHARS = 1000
+
+# Ray's own exceptions, by class name: importing ray here would bind the edge to it.
+_OVERLOAD_NAMES = frozenset({"BackPressureError"})
+_REPLICA_LOST_NAMES = frozenset(
+    {"RayActorError", "ActorDiedError", "ActorUnavailableError", "DeploymentUnavailableError", "TaskCancelledError"}
+)
+
+
+class ApiError(KvatlasError):
+    """An error response: status, the four envelope fields, and headers."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def envelope(self) -> dict[str, Any]:
+        """The body. The type follows from the status: whose fault it is."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The complete HTTP response."""
+        return json_response(self.envelope(), self.status, self.headers)
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A 400: the request itself is wrong."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    """A 503 that says when to come back."""
+    return ApiError(503, message, code=code, headers={"retry-after": "1"})
+
+
+def shorten(text: str, limit: int = ECHO_CHARS) -> str:
+    """`text`, cut to `limit` characters. Whatever a client sent passes here before it is echoed."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def to_api_error(exc: BaseException, request_id: str) -> ApiError:
+    """The response for `exc`. Looks through Ray's wrappers for an error that we know."""
+    for candidate in _causes(exc):
+        if isinstance(candidate, ApiError):
+            return candidate
+        # A Ray dual-class error is an instance of ours without its attributes, hence the defaults.
+        if isinstance(candidate, RequestRefused):
+            message = getattr(candidate, "message", None) or "The replica refused the request."
+            param, code = getattr(candidate, "param", None), getattr(candidate, "code", None)
+            return invalid(shorten(message, MESSAGE_CHARS), param, code)
+        names = {cls.__name__ for cls in type(candidate).__mro__}
+        if isinstance(candidate, ReplicaOverloaded) or names & _OVERLOAD_NAMES:
+            return unavailable("The server is overloaded. Retry in a moment.", "server_is_overloaded")
+        if isinstance(candidate, ReplicaFailed) or names & _REPLICA_LOST_NAMES:
+            return unavailable("The replica that served this request failed. Retry in a moment.", "replica_failed")
+    return ApiError(500, f"The server had an internal error. Quote request id {request_id} when you report it.")
+
+
+def report(exc: BaseException, request_id: str) -> ApiError:
+    """As `to_api_error`, and writes server-side errors to the log: what the client is not shown."""
+    error = to_api_error(exc, request_id)
+    if error.status == 500:
+        logger.error("request %s failed", request_id, exc_info=exc)
+    elif error.status > 500:
+        logger.warning("request %s: %s: %s", request_id, type(exc).__name__, shorten(str(exc), MESSAGE_CHARS))
+    return error
+
+
+def _causes(exc: BaseException) -> Iterator[BaseException]:
+    """`exc` and what it wraps in `.cause` (as Ray does), innermost first, at most four deep."""
+    chain: list[BaseException] = []
+    current: object = exc
+    while isinstance(current, BaseException) and current not in chain and len(chain) < 4:
+        chain.append(current)
+        current = getattr(current, "cause", None)
+    yield from reversed(chain)

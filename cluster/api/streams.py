@@ -1,0 +1,102 @@
+"""All sequences of one HTTP request, generated at once and read as one stream.
+
+One task per sequence owns that sequence's generator from its first event to its `aclose()`. The tasks meet in a queue
+of bounded length: a client that reads slowly holds the tasks back, and through them the replicas' streams, so memory
+does not grow with the answer.
+
+The order is: every sequence is admitted (or the whole request fails, in time for a real HTTP status), then deltas flow,
+interleaved. However it ends, leaving the context closes every generator and waits for every task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self
+
+from actors.errors import ReplicaFailed
+from actors.request import Admitted, Delta, Event, GenerateRequest
+from cluster.api.lifeline import finish_tasks
+from cluster.engine_client import EngineClient
+
+_Item = tuple[int, Event | Exception]
+
+
+class Streams:
+    """An async context: `await admitted()` once, then iterate `deltas()` once."""
+
+    def __init__(self, client: EngineClient, requests: Sequence[GenerateRequest]) -> None:
+        self._client = client
+        self._requests = requests
+        self._queue: asyncio.Queue[_Item] = asyncio.Queue(maxsize=len(requests))
+        self._all_admitted = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(self._pump(index)) for index in range(len(self._requests))]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await finish_tasks(*self._tasks)
+
+    async def admitted(self) -> list[Admitted]:
+        """Wait until every sequence is admitted, in order of choice. Raises the first sequence's error."""
+        events: dict[int, Admitted] = {}
+        while len(events) < len(self._requests):
+            index, event = await self._next()
+            if not isinstance(event, Admitted):
+                raise TypeError(f"a replica's first event was {type(event).__name__}, not Admitted")
+            events[index] = event
+        self._all_admitted.set()
+        return [events[index] for index in range(len(self._requests))]
+
+    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        """(choice, delta) pairs until every sequence has finished. Raises the first sequence's error."""
+        running = len(self._requests)
+        while running:
+            index, event = await self._next()
+            if not isinstance(event, Delta):
+                raise TypeError(f"a replica sent {type(event).__name__} where a Delta belongs")
+            running -= event.finish_reason is not None
+            yield index, event
+
+    async def _next(self) -> tuple[int, Event]:
+        index, item = await self._queue.get()
+        if isinstance(item, Exception):
+            raise item
+        return index, item
+
+    async def _pump(self, index: int) -> None:
+        """Move one sequence's events into the queue; its errors too, as items."""
+        try:
+            async with aclosing(self._client.generate(self._requests[index])) as events:
+                await self._forward(index, events)
+        except asyncio.CancelledError as exc:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancelled us: the stream itself was cancelled on the replica's side. Silence would hang the reader.
+            await self._queue.put((index, _cancelled_by_replica(exc)))
+        except Exception as exc:  # handed to the reader, which raises it
+            await self._queue.put((index, exc))
+
+    async def _forward(self, index: int, events: AsyncGenerator[Event]) -> None:
+        first = True
+        async for event in events:
+            await self._queue.put((index, event))
+            if isinstance(event, Delta) and event.finish_reason is not None:
+                return
+            if first:
+                await self._all_admitted.wait()
+                first = False
+        raise ReplicaFailed("the replica ended the stream without a finish reason")
+
+
+def _cancelled_by_replica(exc: BaseException) -> ReplicaFailed:
+    failure = ReplicaFailed("the replica cancelled the request")
+    failure.__cause__ = exc
+    return failure

@@ -1,0 +1,74 @@
+"""The Serve application: one engine deployment, one ingress deployment, bound together.
+
+`kvatlas serve` uses `build`; `serve run cluster.app:app_from_env` and KubeRay use `app_from_env`, which reads the same
+configuration sources except flags.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+
+from actors.loader import ModelFiles, resolve_model
+from actors.progress import TerminalProgress
+from cluster.config import Config
+from cluster.config_sources import load
+from cluster.engine_deployment import EngineDeployment
+from cluster.ingress import Ingress, IngressSettings
+
+APP_NAME = "kvatlas"
+ENGINE_NAME = "engine"
+INGRESS_NAME = "ingress"
+
+# The replica keeps its own waiting line and refuses what exceeds it with a reason; Serve must not queue in front of it.
+MAX_ONGOING = 4096
+
+
+def served_name(config: Config, files: ModelFiles) -> str:
+    """What clients call the model."""
+    return config.model.served_name or files.name
+
+
+def build(config: Config, files: ModelFiles) -> Application:
+    """The application for `config`, serving the model at `files` (a path that every node can read)."""
+    name = served_name(config, files)
+    engine = serve.deployment(
+        name=ENGINE_NAME,
+        num_replicas=1,
+        max_ongoing_requests=MAX_ONGOING,
+        ray_actor_options={"num_cpus": 1},
+        graceful_shutdown_timeout_s=120,
+        graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=5,
+        health_check_timeout_s=30,
+        max_constructor_retry_count=3,
+    )(EngineDeployment)
+    ingress = serve.deployment(
+        name=INGRESS_NAME,
+        num_replicas=1,
+        max_ongoing_requests=MAX_ONGOING,
+        ray_actor_options={"num_cpus": 0.1},
+        graceful_shutdown_timeout_s=120,
+        graceful_shutdown_wait_loop_s=0.5,
+        max_constructor_retry_count=3,
+    )(Ingress)
+    settings = IngressSettings(
+        model_name=name,
+        model_dir=str(files.path),
+        max_body_bytes=config.http.max_body_bytes,
+        admin_key=config.http.admin_key,
+    )
+    return ingress.bind(settings, engine.bind(config.replica(name), str(files.path)))
+
+
+def app_from_env(options: dict[str, Any] | None = None) -> Application:
+    """Builder for `serve run cluster.app:app_from_env pool.tokens=65536` and for `import_path` in a Serve config.
+
+    `options` maps option paths to values and beats the environment. Raises `UsageError` and `ModelNotFound`.
+    """
+    flags = {path: (path, value) for path, value in (options or {}).items()}
+    config = load(None, os.environ, flags).config
+    return build(config, resolve_model(config.model.model, TerminalProgress()))

@@ -1,0 +1,1 @@
+"""Measuring a running server from outside, over its public API."""

@@ -1,0 +1,1 @@
+"""The `kvatlas` command. Nothing here imports ray, torch or transformers at import: `--help` must be instant."""

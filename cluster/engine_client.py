@@ -1,0 +1,24 @@
+"""The edge's view of the replicas, so that the HTTP app runs the same over Ray Serve and over a scripted fake."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from actors.request import Event, GenerateRequest
+from actors.status import ReplicaStatus
+
+
+class EngineClient(Protocol):
+    """Where requests go."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Event]:
+        """Yield one `Admitted`, then `Delta`s; the last has a finish reason. `aclose()` aborts the request.
+
+        Raises `RequestRefused` (client error), `ReplicaOverloaded`, `ReplicaFailed`; before `Admitted` or after.
+        """
+        ...
+
+    async def status(self) -> list[ReplicaStatus]:
+        """One status per live replica; an empty list while none is ready. Raises nothing."""
+        ...

@@ -1,0 +1,50 @@
+"""The engine as a Serve deployment: the thin class between Ray and `actors.replica.Replica`.
+
+Whoever only deploys it (the command line, the builder of a Serve config) imports neither torch nor transformers: the replica
+and everything heavy is imported where it is built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+
+from ray import serve
+
+from actors.config import ReplicaConfig
+from actors.progress import SilentProgress
+from actors.request import Event, GenerateRequest
+from actors.status import ReplicaStatus
+
+
+class EngineDeployment:
+    """One `Replica` under the id that Serve gave this actor."""
+
+    def __init__(self, config: ReplicaConfig, model_dir: str) -> None:
+        progress = SilentProgress()
+        with progress.phase("import"):
+            from actors.metrics import RayMetrics
+            from actors.replica import Replica
+        replica_id = serve.get_replica_context().replica_id.unique_id
+        metrics = RayMetrics(config.model.served_name, replica_id)
+        self._replica = Replica(config, model_dir, replica_id=replica_id, metrics=metrics, progress=progress)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event]:
+        """See `Replica.generate`. Closing this generator, as Serve does when a caller leaves, closes the replica's at once."""
+        async with contextlib.aclosing(self._replica.generate(request)) as events:
+            async for event in events:
+                yield event
+
+    async def status(self) -> ReplicaStatus:
+        """See `Replica.status`."""
+        return await self._replica.status()
+
+    async def check_health(self) -> None:
+        """See `Replica.check_health`; Serve calls this name."""
+        await self._replica.check_health()
+
+    def __del__(self) -> None:
+        """Serve calls this when the requests in progress are done: the last moment to give the region back."""
+        replica = getattr(self, "_replica", None)  # the constructor may have failed
+        if replica is not None:
+            replica.close()

@@ -1,0 +1,54 @@
+"""What the command line asks a running server, over plain HTTP with the standard library: it must start fast."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.errors import ServeFailed, UsageError
+
+# The server is named explicitly, so a proxy from the environment must not come between.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Status code and decoded JSON body (`{}` where the body is no JSON object)."""
+
+    status: int
+    body: dict[str, Any]
+
+    @property
+    def error(self) -> str:
+        """The message of an OpenAI error body, or the bare status."""
+        error = self.body.get("error")
+        message = error.get("message") if isinstance(error, dict) else None
+        return str(message or f"HTTP {self.status}")
+
+
+def get(url: str, timeout_s: float, admin_key: str = "") -> Answer:
+    """GET `url`. Raises `UsageError` for a URL that is none, `ServeFailed` when nothing answers."""
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"{url} is no HTTP address: give one such as http://127.0.0.1:8000.")
+    headers = {"Authorization": f"Bearer {admin_key}"} if admin_key else {}
+    try:
+        with _opener.open(urllib.request.Request(url, headers=headers), timeout=timeout_s) as answer:
+            return Answer(answer.status, _object(answer.read()))
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(error.code, _object(error.read()))
+    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise ServeFailed(f"Nothing answers at {url} ({reason}): is the server running? `kvatlas status`.") from error
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

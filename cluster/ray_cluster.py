@@ -1,0 +1,139 @@
+"""The Ray cluster underneath: a private one that lives and dies with this process, or one that was there before.
+
+Ray reads most of its settings from the environment of each process, at import. So `prepare_environment` comes before the first
+import of ray, and this module imports it inside its functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from cluster import ports
+from cluster.config import RayConfig
+from cluster.errors import ServeFailed, UsageError
+
+HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+
+# Each may be set otherwise by the person who starts us; these are the values that fit long token streams.
+SETTINGS = {
+    HAPROXY: "1",
+    # Default 30 s: every shutdown and redeploy would wait that long, streams or not. Replicas wait for their own requests.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    # Default 120 s: a reload of HAProxy would cut every stream that takes longer.
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "86400",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+DEFAULT_METRICS_PORT = 8080
+
+
+@dataclass(frozen=True, slots=True)
+class RayCluster:
+    """A cluster we are connected to. `missing_haproxy` names nodes of a joined cluster that were started without it."""
+
+    private: bool
+    metrics_url: str
+    missing_haproxy: tuple[str, ...] = ()
+
+
+def prepare_environment(env: MutableMapping[str, str]) -> None:
+    """Set what Ray must find in the environment of this process and its children. Mutates `env`."""
+    for name, value in SETTINGS.items():
+        env.setdefault(name, value)
+    # Two servers on one machine must not fight over HAProxy's side ports.
+    env.setdefault("RAY_SERVE_HAPROXY_STATS_PORT", str(ports.choose("0.0.0.0", 8404)))
+    env.setdefault("RAY_SERVE_HAPROXY_METRICS_PORT", str(ports.choose("0.0.0.0", 9101)))
+
+
+def connect(config: RayConfig, env: MutableMapping[str, str]) -> RayCluster:
+    """Join the cluster that `config` or RAY_ADDRESS names, else start a private one on this machine.
+
+    Raises `UsageError` when there is none at that address, `ServeFailed` when a private one does not start.
+    """
+    for name in ("ray", "ray.serve"):  # what matters is in our own sentences; the rest is in Ray's log files
+        logging.getLogger(name).setLevel(logging.ERROR)
+    address = config.address or env.get("RAY_ADDRESS", "")
+    return _join(address, env) if address else _start(config)
+
+
+def disconnect(cluster: RayCluster, app_name: str) -> None:
+    """Take the application down: all of a private cluster, only our application of a joined one."""
+    import ray
+    from ray import serve
+
+    if not ray.is_initialized():
+        return
+    with contextlib.suppress(Exception):  # whatever is left of Serve goes with the cluster's processes
+        if cluster.private:
+            serve.shutdown()
+        else:
+            serve.delete(app_name)
+    ray.shutdown()
+
+
+def _start(config: RayConfig) -> RayCluster:
+    import ray
+
+    store = config.object_store_bytes
+    metrics_port = config.metrics_port or ports.choose("0.0.0.0", DEFAULT_METRICS_PORT)
+    try:
+        ray.init(
+            address="local",
+            # Logical: how many actors fit, not how many cores they use. Ours need little more than one in this number.
+            num_cpus=max(os.cpu_count() or 1, 4),
+            object_store_memory=store,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+            _metrics_export_port=metrics_port,
+        )
+    except Exception as error:
+        where = os.path.join(tempfile.gettempdir(), "ray", "session_latest", "logs")
+        raise ServeFailed(f"Ray did not start ({_first_line(error)}): its logs are in {where}.") from error
+    return RayCluster(private=True, metrics_url=f"http://127.0.0.1:{metrics_port}/metrics")
+
+
+def _join(address: str, env: MutableMapping[str, str]) -> RayCluster:
+    import ray
+
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except Exception as error:
+        raise UsageError(
+            f"No Ray cluster answers at {address} ({_first_line(error)}): start one with `ray start --head`, or leave "
+            f"ray.address and RAY_ADDRESS empty for a private one."
+        ) from error
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    missing = _without_haproxy(nodes)
+    if missing:  # the driver must assume the same as the cluster: Ray's own proxy
+        env[HAPROXY] = "0"
+    head = nodes[0]
+    return RayCluster(False, f"http://{head['NodeManagerAddress']}:{head['MetricsExportPort']}/metrics", missing)
+
+
+def _without_haproxy(nodes: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Addresses of nodes whose processes do not have HAProxy switched on."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    def has_it(name: str) -> bool:
+        return os.environ.get(name) == "1"
+
+    ask = ray.remote(num_cpus=0)(has_it)
+    asked = {
+        node["NodeManagerAddress"]: ask.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(HAPROXY)
+        for node in nodes
+    }
+    return tuple(host for host, answer in asked.items() if not ray.get(answer, timeout=60))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

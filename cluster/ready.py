@@ -1,0 +1,55 @@
+"""The block that `kvatlas serve` prints once it serves: where, what, how large, how long it took, and two lines to try."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+# About 300 tokens, so that well over a dozen blocks are shared; the shell repeats the sentence.
+_LONG = "The atlas lists every block of the cache and the replica that holds it. "
+
+
+def ready_block(url: str, metrics_url: str, model: str, replicas: list[dict[str, Any]], seconds: float) -> str:
+    """Text for a person. `replicas` are `ReplicaStatus` records."""
+    rows = [("API", f"{url}/v1"), ("model", model)]
+    for status in replicas:
+        blocks, block_tokens = status["capacity_blocks"], status["block_tokens"]
+        pool = f"{blocks:,} blocks of {block_tokens} tokens = {blocks * block_tokens:,} tokens"
+        rows.append(
+            (f"replica {status['replica_id']}", f"{status['mode']} mode, context {status['max_model_len']:,} tokens")
+        )
+        rows.append(("  pool", pool))
+        rows.append(("  loading", ", ".join(f"{name} {took:.1f} s" for name, took in status["load_s"].items())))
+    rows += [("metrics", metrics_url), ("ready after", f"{seconds:.1f} s")]
+    lines = ["", "kvatlas is ready", *(f"  {name:<18} {value}" for name, value in rows if value)]
+    lines += ["", "Ask something:", f"  {chat_curl(url, model)}"]
+    lines += [
+        "",
+        "A long prompt; run it twice and see prompt_tokens_details.cached_tokens:",
+        f"  {prefix_curl(url, model)}",
+    ]
+    lines += ["", "Stop with Ctrl-C or `kvatlas stop`."]
+    return "\n".join(lines)
+
+
+def chat_curl(url: str, model: str) -> str:
+    """A shell line that asks for the capital of France."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
+        "max_tokens": 32,
+    }
+    return _curl(f"{url}/v1/chat/completions", shlex.quote(json.dumps(body)))
+
+
+def prefix_curl(url: str, model: str) -> str:
+    """A shell line with a prompt of some hundred tokens, short to read: printf repeats a sentence."""
+    head = json.dumps({"model": model, "temperature": 0, "max_tokens": 8})[:-1]
+    repeated = f"'\"$(printf '{_LONG}%.0s' $(seq 20))\"'"
+    return _curl(f"{url}/v1/completions", f'\'{head}, "prompt": "{repeated}"}}\'')
+
+
+def _curl(url: str, quoted_body: str) -> str:
+    return f"curl -s {url} -H 'content-type: application/json' -d {quoted_body}"

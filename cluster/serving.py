@@ -1,0 +1,177 @@
+"""`kvatlas serve`, from a valid configuration to a clean stop.
+
+Order: what can fail at once (port, model name) before what takes long (conversion) before what must be undone (Ray). A stop
+signal becomes the exception `StopRequested` in the main thread, so the same `finally` undoes a half-made start and a running
+server alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+from actors.loader import ModelFiles, resolve_model
+from actors.progress import Progress
+from cluster import http_client, ports, server_state
+from cluster.config import Config
+from cluster.errors import ServeFailed
+from cluster.failure import refusal
+from cluster.ray_cluster import HAPROXY, RayCluster, connect, disconnect, prepare_environment
+from cluster.ready import ready_block
+
+# A stop waits this long for requests in progress, then ends them.
+STOP_S = 10.0
+
+
+class StopRequested(BaseException):
+    """SIGINT or SIGTERM came. Not an `Exception`: nothing on the way may take it for a failure."""
+
+
+def serve_forever(config: Config, progress: Progress, say: Callable[[str], None]) -> None:
+    """Serve until a stop signal; returns when everything is down again.
+
+    `say` gets lines for the person. Raises `UsageError`, `ModelNotFound`, `ModelRefused`, `PoolError` or `ServeFailed`.
+    """
+    started = time.monotonic()
+    ports.require_free(config.http.host, config.http.port)
+    with _stop_signals():
+        try:
+            files = resolve_model(config.model.model, progress)
+            if not config.http.admin_key:  # for `kvatlas status` of this user only; it is in no list and no log
+                config = replace(config, http=replace(config.http, admin_key=secrets.token_urlsafe(32)))
+            _run(config, files, progress, say, started)
+        except (StopRequested, KeyboardInterrupt):
+            say("Stopped.")
+
+
+def _run(config: Config, files: ModelFiles, progress: Progress, say: Callable[[str], None], started: float) -> None:
+    prepare_environment(os.environ)
+    directory = server_state.runtime_dir(os.environ)
+    url = f"http://{_reachable(config.http.host)}:{config.http.port}"
+    model = config.model.served_name or files.name
+    state = server_state.here(config.http.host, config.http.port, url, model, config.http.admin_key)
+    server_state.write(directory, state)  # from here on `kvatlas stop` finds us
+    cluster: RayCluster | None = None
+    try:
+        with progress.phase("ray", config.ray.address or "private cluster"):
+            cluster = connect(config.ray, os.environ)
+        _catch_signals()  # Ray has put handlers of its own in place
+        if cluster.missing_haproxy:
+            say(_haproxy_advice(cluster.missing_haproxy))
+        with progress.phase("start", "engine and ingress"):
+            _deploy(config, files)
+            replicas = _wait_ready(config, url)
+        state = replace(state, metrics_url=cluster.metrics_url)
+        server_state.write(directory, state)
+        say(ready_block(url, cluster.metrics_url, model, replicas, time.monotonic() - started))
+        while True:
+            signal.pause()
+    except (StopRequested, KeyboardInterrupt):
+        say("Stopping ...")
+        raise
+    finally:
+        if cluster is not None:
+            _take_down(cluster)
+        server_state.remove(directory, state)
+
+
+def _deploy(config: Config, files: ModelFiles) -> None:
+    """Hand the application to Serve without waiting for it."""
+    from ray import serve
+
+    from cluster.app import APP_NAME, build
+
+    serve.start(
+        proxy_location="EveryNode",
+        http_options={"host": config.http.host, "port": config.http.port, "keep_alive_timeout_s": 90},
+        logging_config={"enable_access_log": False},
+    )
+    target = serve.RunTarget(build(config, files), name=APP_NAME, route_prefix="/")
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+
+def _wait_ready(config: Config, url: str) -> list[dict[str, Any]]:
+    """Wait until the API is ready. Returns the replicas' status records.
+
+    Raises the replica's own refusal as soon as it is known, `ServeFailed` when Serve gives up or time runs out.
+    """
+    from ray import serve
+
+    from cluster.app import APP_NAME
+
+    deadline = time.monotonic() + config.ray.start_timeout_s
+    while time.monotonic() < deadline:
+        application = serve.status().applications.get(APP_NAME)
+        if application is not None:
+            messages = [application.message, *(item.message for item in application.deployments.values())]
+            error = refusal(messages, final=application.status == "DEPLOY_FAILED")
+            if error is not None:
+                raise error
+            if application.status == "RUNNING":
+                with contextlib.suppress(ServeFailed):  # HAProxy learns of the ingress a moment later
+                    answer = http_client.get(f"{url}/debug/state", 5.0, config.http.admin_key)
+                    if answer.status == 200 and answer.body.get("replicas"):
+                        found: list[dict[str, Any]] = answer.body["replicas"]
+                        return found
+        time.sleep(0.1)
+    raise ServeFailed(
+        f"Not ready after {config.ray.start_timeout_s:g} s: raise ray.start_timeout_s for a large model, or see Ray's logs."
+    )
+
+
+def _take_down(cluster: RayCluster) -> None:
+    """Stop within about `STOP_S`: requests in progress may finish until then. A second signal ends the wait."""
+    from cluster.app import APP_NAME
+
+    worker = threading.Thread(target=disconnect, args=(cluster, APP_NAME), name="kvatlas-stop", daemon=True)
+    worker.start()
+    with contextlib.suppress(StopRequested, KeyboardInterrupt):
+        worker.join(STOP_S)
+    if worker.is_alive():
+        import ray
+
+        ray.shutdown()  # ends the processes of a private cluster, whatever they are doing
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[None]:
+    """While the body runs, SIGINT and SIGTERM raise `StopRequested` in the main thread."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    _catch_signals()
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _catch_signals() -> None:
+    """Put our handlers for SIGINT and SIGTERM in place."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _on_signal)
+
+
+def _on_signal(_number: int, _frame: FrameType | None) -> None:
+    raise StopRequested
+
+
+def _reachable(host: str) -> str:
+    """An address under which this machine reaches a server that listens on `host`."""
+    if host in ("", "0.0.0.0", "::"):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def _haproxy_advice(nodes: tuple[str, ...]) -> str:
+    return (
+        f"Note: {', '.join(nodes)} started Ray without HAProxy, so requests go through Ray's own proxy, which costs more "
+        f"time per token. To change that, restart Ray there with `{HAPROXY}=1 ray start ...`, on the head and every worker."
+    )

@@ -1,0 +1,236 @@
+"""The step loop over a real pool, with a model that shows any wrong block in its output."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from actors.errors import ReplicaFailed, ReplicaOverloaded, RequestRefused
+from actors.step import Piece
+from tests.fakes.engine_rig import EngineRig
+from tests.fakes.toy_model import continuation
+
+
+def test_one_request_gives_the_models_tokens(tmp_path: Path) -> None:
+    with EngineRig(tmp_path) as rig:
+        rig.submit("a", [0, 1, 1], max_tokens=9)
+        rig.wait("a")
+        assert rig.tokens["a"] == continuation([0, 1, 1], 9, 2)
+        assert rig.finished["a"] == "length"
+        assert rig.cached["a"] == 0
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9])
+def test_a_repeated_prompt_hits_and_gives_the_same_tokens(tmp_path: Path, length: int) -> None:
+    prompt = [1, 0, 1, 1, 0, 0, 1, 0, 1][:length]
+    with EngineRig(tmp_path) as rig:
+        rig.submit("a", prompt)
+        rig.wait("a")
+        rig.submit("b", prompt)
+        rig.wait("b")
+        assert rig.tokens["a"] == rig.tokens["b"] == continuation(prompt, 4, 2)
+        # Whole blocks hit; of a prompt that is all hit the last token is computed again.
+        assert rig.cached["b"] == min(length // 4 * 4, length - 1)
+
+
+def test_block_size_one(tmp_path: Path) -> None:
+    with EngineRig(tmp_path, block_tokens=1, blocks=32) as rig:
+        for name in "ab":
+            rig.submit(name, [1, 0, 0, 1, 1])
+            rig.wait(name)
+        assert rig.tokens["a"] == rig.tokens["b"] == continuation([1, 0, 0, 1, 1], 4, 2)
+        assert rig.cached["b"] == 4
+
+
+def test_salts_share_nothing(tmp_path: Path) -> None:
+    with EngineRig(tmp_path) as rig:
+        for name, salt in (("a", "x"), ("b", "y"), ("c", "x")):
+            rig.submit(name, [1] * 9, salt=salt)
+            rig.wait(name)
+        assert (rig.cached["a"], rig.cached["b"], rig.cached["c"]) == (0, 0, 8)
+
+
+def test_single_flight_computes_a_shared_prefix_once(tmp_path: Path) -> None:
+    gate = threading.Event()
+    with EngineRig(tmp_path, blocks=64, step_tokens=4, max_running=4) as rig:
+        rig.model.before_step = lambda pieces: None if gate.wait(10) else None
+        prompt = [0, 1] * 8
+        names = [f"r{index}" for index in range(4)]
+        for name in names:
+            rig.submit(name, prompt, max_tokens=1)
+        gate.set()
+        rig.wait(*names)
+        assert all(rig.tokens[name] == continuation(prompt, 1, 2) for name in names)
+        # 16 tokens once, then one recomputed token for each of the three that hit.
+        assert rig.model.computed_tokens == 16 + 3
+        assert sorted(rig.cached.values()) == [0, 15, 15, 15]
+
+
+def test_a_full_pool_preempts_and_everyone_finishes(tmp_path: Path) -> None:
+    with EngineRig(tmp_path, blocks=7, block_tokens=4, vocab_size=50) as rig:
+        prompts = {name: [10 + index] * 9 for index, name in enumerate("abc")}
+        for name, prompt in prompts.items():
+            rig.submit(name, prompt, max_tokens=15)
+        rig.wait(*prompts)
+        for name, prompt in prompts.items():
+            assert rig.tokens[name] == continuation(prompt, 15, 50), name
+        assert rig.engine.preemptions > 0
+
+
+def test_a_request_as_large_as_the_pool_finishes_also_when_repeated(tmp_path: Path) -> None:
+    with EngineRig(tmp_path, blocks=4, block_tokens=4) as rig:
+        for name in "abc":
+            rig.submit(name, [1, 0] * 7, max_tokens=2)
+            rig.wait(name)
+        rig.submit("full", [0, 1] * 7 + [1], max_tokens=1)
+        rig.wait("full")
+        assert rig.tokens["full"] == continuation([0, 1] * 7 + [1], 1, 2)
+
+
+def test_a_full_prompt_hit_without_a_spare_block_recomputes_the_tail(tmp_path: Path) -> None:
+    with EngineRig(tmp_path, blocks=4, block_tokens=4, context_tokens=17) as rig:
+        prompt = [1, 0, 0, 1] * 4
+        for name in "ab":
+            rig.engine._check = lambda request: None  # type: ignore[method-assign]
+            rig.submit(name, prompt, max_tokens=1)
+            rig.wait(name)
+        assert rig.tokens["a"] == rig.tokens["b"] == continuation(prompt, 1, 2)
+        assert rig.cached["b"] == 12
+
+
+def test_larger_than_the_pool_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    with EngineRig(tmp_path, blocks=4, block_tokens=4) as rig:
+        with pytest.raises(RequestRefused, match=r"need 5 blocks.*has 4 \(16 tokens\)"):
+            rig.submit("a", [1] * 8, max_tokens=9)
+        rig.submit("b", [1] * 8, max_tokens=8)
+        rig.wait("b")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "words"),
+    [
+        ([], 1, "empty"),
+        ([2], 1, r"\[0, 2\)"),
+        ([-1], 1, r"\[0, 2\)"),
+        ([1], 0, "max_tokens"),
+        ([1] * 30, 1, "30 tokens.*30 tokens"),
+    ],
+)
+def test_bad_requests_are_refused_and_harm_nobody(
+    tmp_path: Path, prompt: list[int], max_tokens: int, words: str
+) -> None:
+    with EngineRig(tmp_path, context_tokens=30) as rig:
+        with pytest.raises(RequestRefused, match=words):
+            rig.submit("bad", prompt, max_tokens)
+        rig.submit("good", [1])
+        rig.wait("good")
+
+
+def test_a_full_waiting_line_is_overload(tmp_path: Path) -> None:
+    gate = threading.Event()
+    with EngineRig(tmp_path, max_running=1, max_waiting=2) as rig:
+        rig.model.before_step = lambda pieces: None if gate.wait(10) else None
+        rig.submit("a", [1])
+        while not rig.engine.running:
+            pass
+        rig.submit("b", [1])
+        rig.submit("c", [1])
+        with pytest.raises(ReplicaOverloaded, match="2 requests wait"):
+            rig.submit("d", [1])
+        gate.set()
+        rig.wait("a", "b", "c")
+
+
+def test_stop_tokens_end_a_request_and_min_tokens_delays_them(tmp_path: Path) -> None:
+    with EngineRig(tmp_path, vocab_size=3, eos=(2,)) as rig:
+        free = continuation([0, 0, 0], 40, 3)
+        rig.submit("eos", [0, 0, 0], max_tokens=40)
+        rig.submit("ignored", [0, 0, 0], max_tokens=40, ignore_eos=True)
+        rig.submit("delayed", [0, 0, 0], max_tokens=40, min_tokens=40)
+        rig.wait("eos", "ignored", "delayed")
+        assert rig.tokens["eos"] == free[: free.index(2) + 1]
+        assert rig.finished["eos"] == "stop"
+        assert rig.tokens["ignored"] == free
+        assert 2 not in rig.tokens["delayed"]
+        assert len(rig.tokens["delayed"]) == 40
+
+
+def test_the_context_ends_a_request(tmp_path: Path) -> None:
+    with EngineRig(tmp_path, context_tokens=12) as rig:
+        rig.submit("a", [1] * 9, max_tokens=2**31)
+        rig.wait("a")
+        assert len(rig.tokens["a"]) == 3
+        assert rig.finished["a"] == "length"
+
+
+def test_a_failing_step_fails_every_request_and_leaks_nothing(tmp_path: Path) -> None:
+    def explode(pieces: list[Piece]) -> None:
+        raise RuntimeError("device lost")
+
+    with EngineRig(tmp_path, max_running=1) as rig:
+        rig.model.before_step = explode
+        rig.submit("a", [1] * 9)
+        rig.submit("b", [1] * 9)
+        rig.wait("a", "b")
+        assert "device lost" in rig.finished["a"]
+        assert "device lost" in rig.finished["b"]
+        with pytest.raises(ReplicaFailed, match="device lost"):
+            rig.submit("c", [1])
+
+
+def test_a_hanging_step_shows_as_a_stall_and_idling_does_not(tmp_path: Path) -> None:
+    gate, entered = threading.Event(), threading.Event()
+
+    def hang(pieces: list[Piece]) -> None:
+        entered.set()
+        gate.wait(10)
+
+    with EngineRig(tmp_path, stall_s=0.05) as rig:
+        assert not entered.wait(0.1)
+        assert rig.engine.stalled_s == 0.0
+        rig.model.before_step = hang
+        rig.submit("a", [1])
+        entered.wait(10)
+        threading.Event().wait(0.1)
+        assert rig.engine.stalled_s > 0.05
+        gate.set()
+        rig.wait("a")
+        rig.wait_idle()
+        assert rig.engine.stalled_s == 0.0
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_mixture_gives_the_right_tokens_and_comes_to_rest(tmp_path: Path, data: st.DataObject) -> None:
+    block_tokens = data.draw(st.integers(1, 4), "block_tokens")
+    blocks = data.draw(st.integers(6, 20), "blocks")
+    rig = EngineRig(
+        tmp_path,
+        blocks=blocks,
+        block_tokens=block_tokens,
+        step_tokens=data.draw(st.integers(4, 12), "step_tokens"),
+        max_running=data.draw(st.integers(1, 4), "max_running"),
+    )
+    with rig:
+        expected: dict[str, list[int]] = {}
+        aborted: set[str] = set()
+        for index in range(data.draw(st.integers(1, 12), "requests")):
+            prompt = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=blocks * block_tokens - 2))
+            count = data.draw(st.integers(1, max(1, min(8, blocks * block_tokens - len(prompt)))))
+            name = f"r{index}"
+            expected[name] = continuation(prompt, count, 2)
+            rig.submit(name, prompt, count)
+            if data.draw(st.booleans(), "abort"):
+                victim = data.draw(st.sampled_from(sorted(expected)))
+                aborted.add(victim)
+                rig.engine.abort(victim)
+        rig.wait(*(expected.keys() - aborted))
+        rig.wait_idle()
+        for name, tokens in expected.items():
+            got = rig.tokens[name]
+            assert got == (tokens[: len(got)] if name in aborted else tokens)
+        assert rig.pool.stats().blocks["mutable"] == 0

@@ -1,0 +1,79 @@
+"""Sampling is a function of logits and counter, and follows the filters."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.request import Sampling
+from actors.sampler import Draw, sample, uniform
+
+
+def draw(position: int = 0, choice: int = 0, forbidden: tuple[int, ...] = (), **sampling: float | int) -> Draw:
+    return Draw(Sampling(max_tokens=1, **sampling), choice, position, forbidden)  # type: ignore[arg-type]
+
+
+def test_greedy_takes_the_lowest_id_of_equal_maxima() -> None:
+    assert sample(torch.tensor([[0.0, 3.0, 3.0], [5.0, 5.0, 5.0]]), [draw(temperature=0.0)] * 2) == [1, 0]
+
+
+def test_forbidden_ids_are_never_taken() -> None:
+    assert sample(torch.tensor([[0.0, 9.0, 3.0]]), [draw(temperature=0.0, forbidden=(1,))]) == [2]
+
+
+def test_a_row_does_not_depend_on_the_batch() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(8, 100)
+    draws = [draw(position=p, seed=p % 3) for p in range(8)]
+    together = sample(logits.clone(), draws)
+    alone = [sample(logits[p : p + 1].clone(), [draws[p]])[0] for p in range(8)]
+    assert together == alone
+
+
+def test_seed_choice_and_position_each_matter() -> None:
+    logits = torch.zeros(1, 50_000)
+    first = sample(logits.clone(), [draw(seed=1)])
+    assert first == sample(logits.clone(), [draw(seed=1)])
+    others = [draw(seed=2), draw(seed=1, choice=1), draw(seed=1, position=1), draw(seed=-1)]
+    assert len({first[0], *(sample(logits.clone(), [other])[0] for other in others)}) == 5
+
+
+def test_frequencies_follow_the_probabilities() -> None:
+    wanted = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    logits = wanted.log().repeat(4000, 1)
+    counts = Counter(sample(logits, [draw(position=p, seed=7) for p in range(4000)]))
+    for token, probability in enumerate(wanted.tolist()):
+        assert counts[token] / 4000 == pytest.approx(probability, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("filters", "left"),
+    [
+        ({"top_k": 2}, {0, 1}),
+        ({"top_p": 0.79}, {0, 1}),
+        ({"top_p": 0.81}, {0, 1, 2}),
+        ({"top_p": 0.0001}, {0}),
+        ({"min_p": 0.25}, {0, 1, 2}),
+        ({"top_k": 3, "min_p": 0.5}, {0, 1}),
+        ({"top_k": 99}, {0, 1, 2, 3}),
+    ],
+)
+def test_filters_leave_what_they_should(filters: dict[str, float], left: set[int]) -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().repeat(600, 1)
+    assert set(sample(logits, [draw(position=p, **filters) for p in range(600)])) == left
+
+
+@given(st.floats(0.001, 1e-3 * 1.5), st.lists(st.floats(-1e4, 1e4), min_size=2, max_size=9, unique=True))
+def test_a_tiny_temperature_is_greedy_and_finite(temperature: float, values: list[float]) -> None:
+    logits = torch.tensor([values])
+    if logits.unique().numel() == len(values) and float(logits.topk(2).values.diff().abs()) > 1:
+        assert sample(logits.clone(), [draw(temperature=temperature)]) == [int(logits.argmax())]
+
+
+@given(st.integers(-(2**63), 2**64 - 1), st.integers(0, 2**32), st.integers(0, 2**40))
+def test_uniform_is_in_the_unit_interval(seed: int, choice: int, position: int) -> None:
+    assert 0.0 <= uniform(seed, choice, position) < 1.0

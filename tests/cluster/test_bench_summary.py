@@ -1,0 +1,33 @@
+"""Numbers of a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.bench.replay import Outcome
+from cluster.bench.summary import percentile, summarise
+
+
+def test_sums_rates_and_hit() -> None:
+    good = [
+        Outcome("", ttft_s=i / 10, total_s=i, prompt_tokens=100, cached_tokens=60, completion_tokens=8) for i in (1, 2)
+    ]
+    report = summarise([*good, Outcome("boom"), Outcome("boom")], 4.0)
+    assert report["requests"] == 4
+    assert report["errors"] == 2
+    assert report["rps"] == 0.5
+    assert report["hit"] == 0.6
+    assert report["out_tok_s"] == 4.0
+    assert report["first_errors"] == ["2 x boom"]
+    assert (report["ttft_p50_s"], report["ttft_p95_s"]) == (0.1, 0.2)
+
+
+def test_nothing_succeeded() -> None:
+    report = summarise([Outcome("x")], 1.0)
+    assert report["ttft_p50_s"] is None
+    assert report["hit"] == 0.0
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 50), (0.95, 95), (1.0, 100), (0.001, 1)])
+def test_percentile_is_a_value_that_occurred(share: float, expected: float) -> None:
+    assert percentile([float(i) for i in range(1, 101)], share) == expected

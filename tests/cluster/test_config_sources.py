@@ -1,0 +1,140 @@
+"""Order of sources, origins, and the sentence for every kind of mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.config import Config
+from cluster.config_options import RANGES, options
+from cluster.config_sources import Loaded, load
+from cluster.errors import UsageError
+
+
+def from_yaml(tmp_path: Path, text: str, env: dict[str, str] | None = None, **flags: tuple[str, Any]) -> Loaded:
+    file = tmp_path / "config.yaml"
+    file.write_text(text, encoding="utf-8")
+    return load(file, env or {}, {path.replace("__", "."): given for path, given in flags.items()})
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    loaded = load(None, {}, {})
+    assert loaded.config == Config()
+    assert set(loaded.origins.values()) == {"default"}
+    assert set(loaded.origins) == {option.path for option in options()}
+
+
+def test_flags_beat_environment_beats_file(tmp_path: Path) -> None:
+    text = "pool: {tokens: 100, block_tokens: 8}\nhttp: {port: 1}\n"
+    env = {"KVATLAS_POOL__TOKENS": "200", "KVATLAS_HTTP__PORT": "2"}
+    loaded = from_yaml(tmp_path, text, env, http__port=("--port", 3))
+    assert (loaded.config.pool.block_tokens, loaded.config.pool.tokens, loaded.config.http.port) == (8, 200, 3)
+    assert loaded.origins["pool.block_tokens"] == f"file {tmp_path / 'config.yaml'}"
+    assert loaded.origins["pool.tokens"] == "env KVATLAS_POOL__TOKENS"
+    assert loaded.origins["http.port"] == "flag --port"
+
+
+def test_every_option_has_an_environment_variable() -> None:
+    env = {option.env: str(option.default) for option in options() if option.default != ""}
+    loaded = load(None, env, {})
+    assert loaded.config == Config()
+    assert {loaded.origins[option.path] for option in options() if option.env in env} == {f"env {name}" for name in env}
+
+
+def test_config_file_from_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("http: {port: 9}\n")
+    assert load(None, {"KVATLAS_CONFIG": str(file)}, {}).config.http.port == 9
+
+
+def test_empty_file_and_empty_sections_are_fine(tmp_path: Path) -> None:
+    assert from_yaml(tmp_path, "").config == Config()
+    assert from_yaml(tmp_path, "pool:\nhttp: {}\n").config == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("pol: {tokens: 1}", ["section pol", "did you mean pool?"]),
+        ("pool: {token: 1}", ["option pool.token", "did you mean pool.tokens?"]),
+        ("zzzzz: {}", ["section zzzzz", "kvatlas config"]),
+        ("pool: 3", ["section pool", "3", "indent"]),
+        ("- 1", ["the file", "indent"]),
+        ("pool: {tokens: many}", ["pool.tokens", "'many'", "a whole number"]),
+        ("pool: {tokens: true}", ["pool.tokens", "True", "a whole number"]),
+        ("pool: {tokens: 1.5}", ["pool.tokens", "1.5", "a whole number"]),
+        ("pool: {tokens: [1]}", ["pool.tokens", "[1]"]),
+        ("pool: {tokens: -1}", ["pool.tokens", "-1", "at least 0"]),
+        ("http: {port: 70000}", ["http.port", "70000", "from 1 to 65,535"]),
+        ("engine: {stall_s: .nan}", ["engine.stall_s", "nan"]),
+        ("engine: {mode: turbo}", ["engine.mode", "'turbo'", "exact", "fast"]),
+        ("http: {host: 5}", ["http.host", "5", "text"]),
+        ("a: b: c", ["line 1", "YAML"]),
+        ("\tx", ["line 1", "YAML"]),
+    ],
+)
+def test_a_mistake_in_the_file_is_named_with_its_fix(tmp_path: Path, text: str, words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        from_yaml(tmp_path, text)
+    for word in [*words, str(tmp_path / "config.yaml")]:
+        assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_variable_suggests_the_near_one() -> None:
+    with pytest.raises(UsageError, match=r"KVATLAS_POOL__TOKEN .*did you mean KVATLAS_POOL__TOKENS\?"):
+        load(None, {"KVATLAS_POOL__TOKEN": "1"}, {})
+
+
+def test_documented_other_variables_and_foreign_ones_are_left_alone() -> None:
+    env = {"KVATLAS_CACHE_DIR": "/x", "KVATLAS_RUNTIME_DIR": "/y", "PATH": "z", "kvatlas_pool__tokens": "1"}
+    assert load(None, env, {}).config == Config()
+
+
+def test_unknown_flag_path_names_the_flag() -> None:
+    with pytest.raises(UsageError, match=r"engine\.mod in --set: did you mean engine\.mode\?"):
+        load(None, {}, {"engine.mod": ("--set", "fast")})
+
+
+def test_missing_file_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        load(tmp_path / "no.yaml", {}, {})
+
+
+def test_a_bad_secret_is_not_repeated() -> None:
+    with pytest.raises(UsageError) as caught:
+        load(None, {}, {"http.admin_key": ("--set", ["hunter2"])})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_admin_key_from_a_file(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("  s3cret\n")
+    loaded = load(None, {"KVATLAS_HTTP__ADMIN_KEY_FILE": str(key)}, {})
+    assert loaded.config.http.admin_key == "s3cret"
+    assert loaded.origins["http.admin_key"] == f"file {key}"
+    assert "s3cret" not in repr(loaded.config)
+
+
+@pytest.mark.parametrize("content", [None, "", " \n"])
+def test_a_useless_admin_key_file_is_refused(tmp_path: Path, content: str | None) -> None:
+    key = tmp_path / "key"
+    if content is not None:
+        key.write_text(content)
+    with pytest.raises(UsageError, match="admin_key_file"):
+        load(None, {"KVATLAS_HTTP__ADMIN_KEY_FILE": str(key)}, {})
+
+
+def test_two_admin_keys_are_refused(tmp_path: Path) -> None:
+    env = {"KVATLAS_HTTP__ADMIN_KEY": "a", "KVATLAS_HTTP__ADMIN_KEY_FILE": str(tmp_path)}
+    with pytest.raises(UsageError, match="keep one"):
+        load(None, env, {})
+
+
+def test_every_number_has_a_range_that_allows_its_default() -> None:
+    numbers = {option.path: option.default for option in options() if option.kind in (int, float)}
+    assert set(numbers) == set(RANGES)
+    for path, default in numbers.items():
+        assert RANGES[path].low <= default <= RANGES[path].high

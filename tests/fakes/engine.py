@@ -1,0 +1,131 @@
+"""A replica that follows a script: no model, no pool, no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
+
+from actors.errors import ReplicaFailed
+from actors.request import Admitted, Delta, Event, FinishReason, GenerateRequest
+from actors.status import ReplicaStatus
+
+READY = ReplicaStatus(
+    replica_id="r0",
+    model="tiny",
+    mode="exact",
+    block_tokens=16,
+    capacity_blocks=8,
+    blocks={"free": 8},
+    held_blocks=0,
+    running=0,
+    waiting=0,
+    prefix_queried_tokens=0,
+    prefix_hit_tokens=0,
+    max_model_len=128,
+    asyncio_tasks=3,
+    integrity="",
+    stalled_s=0.0,
+    load_s={"load": 0.1},
+)
+
+
+_STEP_THREAD_DIED = ReplicaFailed("the step thread died in /some/path")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What the replica does with one request.
+
+    It waits `admit_delay_s`, raises `refusal` or admits, then sends `deltas` with `delay_s` before each. After
+    `fail_after` deltas it raises `failure`. `endless` repeats the deltas for ever, `max_tokens` or not.
+    `finish_reason` None leaves the stream without an end.
+    """
+
+    deltas: tuple[tuple[str, tuple[int, ...]], ...] = (("Hello", (1,)), (" world", (2,)))
+    finish_reason: FinishReason | None = "stop"
+    stop_reason: str | int | None = None
+    replica_id: str = "r0"
+    cached_tokens: int = 0
+    admit_delay_s: float = 0.0
+    delay_s: float = 0.0
+    refusal: BaseException | None = None
+    fail_after: int | None = None
+    failure: BaseException = _STEP_THREAD_DIED
+    endless: bool = False
+
+    @staticmethod
+    def of(*texts: str) -> Script:
+        """One token and one delta per text."""
+        return Script(deltas=tuple((text, (index,)) for index, text in enumerate(texts)))
+
+    def but(self, **changes: object) -> Script:
+        """This script with some fields changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+class FakeEngine:
+    """An `EngineClient`. `script` is one script for all requests or a function of the request."""
+
+    def __init__(self, script: Script | Callable[[GenerateRequest], Script] = Script()) -> None:
+        self.script = script
+        self.statuses = [READY]
+        self.status_delay_s = 0.0
+        self.requests: list[GenerateRequest] = []
+        self.open_streams = 0
+        self.closed: list[str] = []
+        self.finished: list[str] = []
+        self.deltas_sent = 0
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event]:
+        """See `EngineClient`. Counts the stream as open from its first step to its end, however that comes."""
+        self.requests.append(request)
+        self.open_streams += 1
+        try:
+            async for event in self._play(request, self.script if isinstance(self.script, Script) else None):
+                yield event
+            self.finished.append(request.request_id)
+        finally:
+            self.open_streams -= 1
+            self.closed.append(request.request_id)
+
+    async def _play(self, request: GenerateRequest, script: Script | None) -> AsyncGenerator[Event]:
+        if script is None:
+            assert callable(self.script)
+            script = self.script(request)
+        await asyncio.sleep(script.admit_delay_s)
+        if script.refusal is not None:
+            raise script.refusal
+        yield Admitted(script.replica_id, len(request.prompt_token_ids), script.cached_tokens)
+        async for delta in self._deltas(request, script):
+            self.deltas_sent += 1
+            yield delta
+
+    async def _deltas(self, request: GenerateRequest, script: Script) -> AsyncGenerator[Delta]:
+        room = request.sampling.max_tokens
+        sent = 0
+        while True:
+            for index, (text, ids) in enumerate(script.deltas):
+                if sent == script.fail_after:
+                    raise script.failure
+                await asyncio.sleep(script.delay_s)
+                sent += 1
+                room -= len(ids)
+                if script.endless:
+                    yield Delta(text, ids)
+                elif room <= 0 and script.finish_reason is not None:
+                    yield Delta(text, ids, "length")
+                    return
+                elif index + 1 < len(script.deltas) or script.finish_reason is None:
+                    yield Delta(text, ids)
+                else:
+                    yield Delta(text, ids, script.finish_reason, script.stop_reason)
+            if sent == script.fail_after:
+                raise script.failure
+            if not script.endless:
+                return
+
+    async def status(self) -> list[ReplicaStatus]:
+        """The statuses that the test set."""
+        await asyncio.sleep(self.status_delay_s)
+        return self.statuses

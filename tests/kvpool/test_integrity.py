@@ -1,0 +1,184 @@
+"""Each kind of damage, done by hand, is reported in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvpool import words
+from kvpool.words import EVICTING, MUTABLE, NO_SLOT
+
+if TYPE_CHECKING:
+    from kvpool.control import Control
+    from tests.kvpool.conftest import Rig
+
+
+def free_bit(control: Control, rig: Rig) -> None:
+    control.free[0] &= ~(1 << 7)
+
+
+def free_bit_beyond_the_end(control: Control, rig: Rig) -> None:
+    control.free[0] |= 1 << 40
+
+
+def unknown_state(control: Control, rig: Rig) -> None:
+    control.state[7] = 77
+
+
+def left_in_passing(control: Control, rig: Rig) -> None:
+    control.state[2] = words.pack(EVICTING, 0, 0)
+
+
+def lost_index_entry(control: Control, rig: Rig) -> None:
+    position = next(position for position, entry in enumerate(control.index) if entry)
+    control.index[position] = 0
+
+
+def moved_index_entry(control: Control, rig: Rig) -> None:
+    position = next(position for position, entry in enumerate(control.index) if entry)
+    target = next(other for other in range(position + 2, position + 16) if not control.index[other % 16]) % 16
+    control.index[target], control.index[position] = control.index[position], 0
+
+
+def index_entry_to_nowhere(control: Control, rig: Rig) -> None:
+    position = next(position for position, entry in enumerate(control.index) if entry)
+    control.index[position] += 50
+
+
+def changed_key(control: Control, rig: Rig) -> None:
+    control.set_key(0, bytes(16))
+
+
+def orphaned_child(control: Control, rig: Rig) -> None:
+    control.parent[1] = 1 << 32 | 8
+
+
+def wrong_depth(control: Control, rig: Rig) -> None:
+    control.parent[1] = 5 << 32 | 1
+
+
+def damaged_parent(control: Control, rig: Rig) -> None:
+    control.parent[1] = 1 << 32 | 400
+
+
+def too_few_children(control: Control, rig: Rig) -> None:
+    control.children[0] = 0
+
+
+def missing_holder_bit(control: Control, rig: Rig) -> None:
+    control.holders[3] = 0
+
+
+def leaked_block(control: Control, rig: Rig) -> None:
+    rig.pool._tables.clear()
+
+
+def wrong_refs(control: Control, rig: Rig) -> None:
+    rig.pool._blocks.refs[3] += 1
+
+
+def shared_mutable(control: Control, rig: Rig) -> None:
+    table = rig.pool.table("thief")
+    table.blocks = [4]
+    rig.pool._tables.add(table)
+    rig.pool._blocks.refs[4] += 1
+
+
+def twice_in_one_table(control: Control, rig: Rig) -> None:
+    (table,) = rig.pool._tables
+    table.blocks.append(3)
+    rig.pool._blocks.refs[3] += 1
+
+
+def other_key_in_table(control: Control, rig: Rig) -> None:
+    (table,) = rig.pool._tables
+    table.keys[0] = bytes(16)
+
+
+def closed_but_open(control: Control, rig: Rig) -> None:
+    (table,) = rig.pool._tables
+    table.closed = True
+
+
+def wrong_local_cache(control: Control, rig: Rig) -> None:
+    rig.pool._blocks.local.append(6)
+
+
+def wrong_held_count(control: Control, rig: Rig) -> None:
+    rig.pool._blocks.held += 1
+
+
+def mutable_without_holder(control: Control, rig: Rig) -> None:
+    control.state[7] = words.pack(MUTABLE, 0, 0)
+    control.free[0] &= ~(1 << 7)
+    rig.pool._blocks.free -= 1
+
+
+def held_but_free(control: Control, rig: Rig) -> None:
+    control.state[4] = words.pack(words.FREE, NO_SLOT, 0)
+    control.free[0] |= 1 << 4
+    rig.pool._blocks.free += 1
+
+
+def uncounted_tombstone(control: Control, rig: Rig) -> None:
+    control.index[control.index.tolist().index(0)] = 0xFFFFFFFF
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (free_bit, "block 7 has free bit 0 but is FREE"),
+        (free_bit_beyond_the_end, "beyond the last block"),
+        (unknown_state, "do not sum to the capacity 8"),
+        (left_in_passing, "block 2 was left EVICTING"),
+        (lost_index_entry, "the index has 3 live entries and 0 tombstones, by its counts 4 and 0"),
+        (moved_index_entry, "a probe for its key does not reach it"),
+        (index_entry_to_nowhere, "points beyond the last block"),
+        (changed_key, "a probe for its key does not reach it"),
+        (orphaned_child, "block 1 is INDEXED but its parent is not: the index is not prefix-closed"),
+        (wrong_depth, "one deeper than its parent"),
+        (damaged_parent, "damaged parent word"),
+        (too_few_children, "block 0 counts 0 children, it has 1"),
+        (missing_holder_bit, "block 3 has 1 holders here, its bit of slot 0 says otherwise"),
+        (leaked_block, "block 2 has 1 holders by its count, 0 by the open tables"),
+        (wrong_refs, "block 3 has 2 holders by its count, 1 by the open tables"),
+        (shared_mutable, "block 4 is MUTABLE, generation 0, owner slot 0 but '"),
+        (twice_in_one_table, "a block is twice in the table of 'r'"),
+        (other_key_in_table, "position 0 of 'r' has another key than its block"),
+        (closed_but_open, "the table of 'r' is closed but still counted as open"),
+        (wrong_local_cache, "blocks are local by their states, 1 by the running count"),
+        (wrong_held_count, "3 blocks are held, 4 by the running count"),
+        (mutable_without_holder, "block 7 is MUTABLE, generation 0, owner slot 0 but no request holds it: it is lost"),
+        (held_but_free, "block 4 is in the table of 'r' but is FREE"),
+        (uncounted_tombstone, "4 live entries and 1 tombstones, by its counts 4 and 0"),
+    ],
+)
+def test_damage_is_named(rig: Rig, damage: Callable[[Control, Rig], None], message: str) -> None:
+    rig.cache([1, 2, 3, 4])  # blocks 0, 1
+    rig.run("r", [5, 6, 7, 8, 9])  # blocks 2, 3 indexed and held, 4 mutable
+    assert rig.pool.check_integrity() == ""
+    rig.damaged = True
+    control = rig.region.control()
+    damage(control, rig)
+    assert message in rig.pool.check_integrity()
+    control.release()
+    rig.pool._tables.clear()
+
+
+def test_two_blocks_with_one_key(rig: Rig) -> None:
+    rig.cache([1, 2])
+    rig.cache([3, 4])
+    rig.damaged = True
+    control = rig.region.control()
+    control.set_key(1, control.key(0))
+    assert rig.pool.check_integrity() != ""
+    control.release()
+
+
+def test_a_pool_at_work_is_found_whole(rig: Rig) -> None:
+    for tokens in ([1, 2, 3, 4], [1, 2, 5, 6], [7, 8]):
+        rig.cache(tokens)
+        rig.pool.evict(1)
+        assert rig.pool.check_integrity() == ""
