@@ -1,12 +1,13 @@
 """Attention of an unmodified transformers model over the paged pool.
 
-transformers looks an attention function up by name for every layer. We register one `AttentionPort` per model under a name of
-its own and put a handler behind it: first a `Trace`, which learns the geometry from what the model really passes, then
-`PagedAttention`, which writes K and V into the pool and attends through the block table. The step travels on the handler, not
-through the model's keyword arguments: not every family forwards those.
+transformers looks an attention function up by name for every layer. We register one `AttentionPort` per model under a
+name of its own and put a handler behind it: first a `Trace`, which learns the geometry from what the model really
+passes, then `PagedAttention`, which writes K and V into the pool and attends through the block table. The step travels
+on the handler, not through the model's keyword arguments: not every family forwards those.
 
-No mask function is registered under our names, so transformers builds no mask (checked: a mask that arrives is refused).
-Source: transformers' AttentionInterface documentation; the window rule is `key > query - window`, as in its masking module.
+No mask function is registered under our names, so transformers builds no mask (checked: a mask that arrives is
+refused). Source: transformers' AttentionInterface documentation; the window rule is `key > query - window`, as in its
+masking module.
 """
 
 from __future__ import annotations
@@ -25,7 +26,15 @@ from actors.kernels import decode_attention, write_kv
 from actors.step import PromptChunk, StepBatch
 
 _HARMLESS = frozenset(
-    {"dropout", "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "return_dict"}
+    {
+        "dropout",
+        "position_ids",
+        "cache_position",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+    }
 )
 _port_numbers = itertools.count()
 
@@ -44,7 +53,9 @@ class AttentionCall:
     def read(cls, module: Any, head_dim: int, mask: Any, options: dict[str, Any]) -> AttentionCall:
         """Read the keyword arguments of a layer. Raises `ModelRefused` for anything the kernels do not implement."""
         if mask is not None:
-            raise ModelRefused("its attention builds a mask of its own; only causal and sliding-window masks are implemented")
+            raise ModelRefused(
+                "its attention builds a mask of its own; only causal and sliding-window masks are implemented"
+            )
         causal = options.pop("is_causal", None)
         if causal is None:
             causal = getattr(module, "is_causal", True)

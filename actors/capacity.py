@@ -16,8 +16,8 @@ _LEAST_TOKENS = 512
 def pool_blocks(config: PoolConfig, geometry: BlockGeometry, directory: Path) -> int:
     """Number of blocks: `config.tokens` rounded up, or for 0 a quarter of the memory free in `directory`, bounded.
 
-    Raises `PoolError` where a quarter is too little to serve anything; an explicit size that does not fit is refused later, by the
-    region, with both sizes.
+    Raises `PoolError` where a quarter is too little to serve anything; an explicit size that does not fit is refused
+    later, by the region, with both sizes.
     """
     if config.tokens:
         return -(-config.tokens // config.block_tokens)

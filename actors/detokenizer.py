@@ -1,13 +1,13 @@
 """Token ids to text, one sequence, as they come.
 
-A token may hold part of a character, and what a token reads as may depend on those before it (leading spaces). So we decode a short
-window of recent tokens and emit what is new. While the window ends in U+FFFD its last character may not be complete (with byte
-fallback, one missing byte makes the whole run of bytes read as U+FFFD), so nothing is emitted; once more tokens have come than one
-character can take, only the three are held back that an unfinished character can still decode to. `flush` emits what never
-completed.
+A token may hold part of a character, and what a token reads as may depend on those before it (leading spaces). So we
+decode a short window of recent tokens and emit what is new. While the window ends in U+FFFD its last character may not
+be complete (with byte fallback, one missing byte makes the whole run of bytes read as U+FFFD), so nothing is emitted;
+once more tokens have come than one character can take, only the three are held back that an unfinished character can
+still decode to. `flush` emits what never completed.
 
-Streamed and whole text agree because whole text is made here too. Limit: a tokenizer with byte fallback may, on bytes that form no
-character, rewrite characters that were complete before; then our text keeps the complete ones.
+Streamed and whole text agree because whole text is made here too. Limit: a tokenizer with byte fallback may, on bytes
+that form no character, rewrite characters that were complete before; then our text keeps the complete ones.
 """
 
 from __future__ import annotations

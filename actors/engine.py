@@ -1,11 +1,11 @@
 """The step loop of one replica: one thread that plans, computes, samples and seals, step after step.
 
-Other threads talk to it through `submit` and `abort`, which leave a command in the inbox; it answers through `on_outputs`, once per
-step with everything that step produced. It knows token ids only. Commands are applied between steps, so an abort takes effect
-after the step in progress.
+Other threads talk to it through `submit` and `abort`, which leave a command in the inbox; it answers through
+`on_outputs`, once per step with everything that step produced. It knows token ids only. Commands are applied between
+steps, so an abort takes effect after the step in progress.
 
-If a step raises, the engine is dead: every request gets the failure, blocks go back through the forced release, and `failure`
-says why. It does not try to go on with a pool it cannot vouch for.
+If a step raises, the engine is dead: every request gets the failure, blocks go back through the forced release, and
+`failure` says why. It does not try to go on with a pool it cannot vouch for.
 """
 
 from __future__ import annotations
@@ -81,9 +81,7 @@ class Engine:
         self._on_outputs = on_outputs
         self._clock = clock
         self._eos = frozenset(model.eos_token_ids)
-        self._scheduler = Scheduler(
-            pool, copy_block, step_tokens=config.step_tokens, max_running=config.max_running
-        )
+        self._scheduler = Scheduler(pool, copy_block, step_tokens=config.step_tokens, max_running=config.max_running)
         self._sequences: dict[str, Sequence] = {}
         self._inbox: deque[GenerateRequest | str] = deque()
         self._wake = threading.Condition()
@@ -97,13 +95,14 @@ class Engine:
         """Start the step thread."""
         self._thread.start()
 
-    def stop(self, timeout_s: float = 30.0) -> None:
-        """Stop after the step in progress and give every block back. Idempotent."""
+    def stop(self, timeout_s: float = 30.0) -> bool:
+        """Stop after the step in progress and give every block back. False if that step does not end in time. Idempotent."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request. Raises `RequestRefused`, `ReplicaOverloaded` or `ReplicaFailed`; then nothing is queued."""
@@ -181,7 +180,9 @@ class Engine:
                         self._wake.wait(_RETRY_S)
         except BaseException as error:
             _log.exception("the step thread failed; the replica cannot serve any more")
-            self._end(ReplicaFailed(f"the replica's step thread failed: {type(error).__name__}: {error}"), "failed step")
+            self._end(
+                ReplicaFailed(f"the replica's step thread failed: {type(error).__name__}: {error}"), "failed step"
+            )
         else:
             self._end(ReplicaFailed("the replica is stopping"), "stop")
 

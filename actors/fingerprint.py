@@ -1,8 +1,8 @@
 """Which exact weights a replica computes with, as 32 bytes: part of every block key and of the region's header.
 
-Hashing all weights of a large model takes longer than loading it, so of every weight file the name, the size, the first and the
-last 64 KiB enter (the first holds a safetensors file's whole index), together with the config and the engine's mode.
-Limit: weights patched in place, same size, outside those ranges, look the same.
+Hashing all weights of a large model takes longer than loading it, so of every weight file the name, the size, the first
+and the last 64 KiB enter (the first holds a safetensors file's whole index), together with the config and the engine's
+mode. Limit: weights patched in place, same size, outside those ranges, look the same.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """CPU kernels over the paged pool, in numba: write K and V of a step's tokens, attend one query token per sequence.
 
-The pool is one array [blocks, layers, 2, kv_heads, block_tokens, head_dim]; index 2 is 0 for K and 1 for V. bfloat16 has no
-numpy type, so a bfloat16 pool is seen as uint16 and widened by a 16-bit shift into a float32 scratch row that stays in the
-first-level cache; all arithmetic is float32. One task handles one (sequence, KV head): its blocks are read once and serve all
-query heads of the group. Scores of a task live in one scratch array of context length, so memory is bounded by
-threads x group x context x 4 bytes.
+The pool is one array [blocks, layers, 2, kv_heads, block_tokens, head_dim]; index 2 is 0 for K and 1 for V. bfloat16
+has no numpy type, so a bfloat16 pool is seen as uint16 and widened by a 16-bit shift into a float32 scratch row that
+stays in the first-level cache; all arithmetic is float32. One task handles one (sequence, KV head): its blocks are read
+once and serve all query heads of the group. Scores of a task live in one scratch array of context length, so memory is
+bounded by threads x group x context x 4 bytes.
 
-Source of the algorithm: block-table attention as described for PagedAttention (Kwon et al., 2023), two passes, no split over
-the context: with few sequences and many threads some threads idle.
+Source of the algorithm: block-table attention as described for PagedAttention (Kwon et al., 2023), two passes, no split
+over the context: with few sequences and many threads some threads idle.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _widen_overload(source: Any, target: Any) -> Any:
     return copy_float32
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def write_kv(pool: Any, layer: int, blocks: Any, offsets: Any, key: Any, value: Any) -> None:
     """Store K and V of a step's tokens.
 
@@ -61,7 +61,7 @@ def write_kv(pool: Any, layer: int, blocks: Any, offsets: Any, key: Any, value: 
                 pool[block, layer, 1, head, offset, d] = value[head, token, d]
 
 
-@njit(parallel=True, fastmath=True, cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(parallel=True, fastmath=True, cache=True, nogil=True)
 def decode_attention(
     query: Any,
     pool: Any,
@@ -76,8 +76,8 @@ def decode_attention(
     """Attention of one query token per sequence over its blocks.
 
     `query`, `out` float32 [sequences, heads, head_dim]; `tables` int64 [sequences, blocks] (unused entries arbitrary);
-    `lengths` int64 [sequences], tokens visible including the query's own. `window` > 0 keeps only the last `window` tokens;
-    `softcap` > 0 bounds scores to softcap * tanh(score / softcap). Mutates `out`.
+    `lengths` int64 [sequences], tokens visible including the query's own. `window` > 0 keeps only the last `window`
+    tokens; `softcap` > 0 bounds scores to softcap * tanh(score / softcap). Mutates `out`.
     """
     kv_heads = pool.shape[3]
     block_tokens = pool.shape[4]

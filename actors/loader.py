@@ -1,8 +1,8 @@
 """From a model name to a directory that `from_pretrained` can read.
 
-Three kinds of name, told apart by their looks and never by trying one after the other: `demo`; a path (it starts with `/`,
-`.` or `~`, or exists as a directory); anything else is a hub id. So a mistyped path is answered as a missing path at once, and
-is never sent to a server as the name of a repository.
+Three kinds of name, told apart by their looks and never by trying one after the other: `demo`; a path (it starts with
+`/`, `.` or `~`, or exists as a directory); anything else is a hub id. So a mistyped path is answered as a missing path
+at once, and is never sent to a server as the name of a repository.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 
 from actors.engine import StepOutput
@@ -51,8 +52,10 @@ class MailRoom:
     def deliver(self, outputs: list[StepOutput]) -> None:
         """Take a step's outputs. Called by the step thread."""
         loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._sort, outputs)
+        if loop is not None:
+            # A loop that closes while the engine still steps has no reader left; that must not end the step thread.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._sort, outputs)
 
     def _sort(self, outputs: list[StepOutput]) -> None:
         for output in outputs:

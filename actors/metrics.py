@@ -1,7 +1,8 @@
 """Metrics of one replica, exported through Ray (which prefixes `ray_` and appends `_total` to counters).
 
-Names and units follow vLLM's where both measure the same. Tokens and blocks are plain totals; rates belong into queries. Cluster hit
-rate = rate(prefix_cache_hits) / rate(prefix_cache_queries), both in tokens, both counted once per request.
+Names and units follow vLLM's where both measure the same. Tokens and blocks are plain totals; rates belong into
+queries. Cluster hit rate = rate(prefix_cache_hits) / rate(prefix_cache_queries), both in tokens, both counted once per
+request.
 """
 
 from __future__ import annotations
@@ -65,9 +66,13 @@ class RayMetrics:
         self._blocks = gauge("kv_blocks", "Blocks of the pool, by state; the states sum to its capacity.", "state")
         self._running = gauge("num_requests_running", "Requests computed together now.")
         self._waiting = gauge("num_requests_waiting", "Requests waiting for a place or for blocks.")
-        self._ttft = histogram("time_to_first_token_seconds", "Arrival at the replica to first token.", _TTFT_BOUNDARIES)
+        self._ttft = histogram(
+            "time_to_first_token_seconds", "Arrival at the replica to first token.", _TTFT_BOUNDARIES
+        )
         self._itl = histogram("inter_token_latency_seconds", "Between tokens of one request.", _TOKEN_BOUNDARIES)
-        self._e2e = histogram("e2e_request_latency_seconds", "Arrival at the replica to last token.", _REQUEST_BOUNDARIES)
+        self._e2e = histogram(
+            "e2e_request_latency_seconds", "Arrival at the replica to last token.", _REQUEST_BOUNDARIES
+        )
         self._counted_preemptions = 0
 
     def looked_up(self, queried_tokens: int, hit_tokens: int) -> None:

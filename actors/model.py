@@ -1,13 +1,14 @@
 """A transformers model that computes over the paged pool.
 
-`load_model` reads the weights, learns the attention geometry from one traced pass (the model tells it, we do not guess config
-names), and proves on a small private pool that chunked and paged computing gives the model's own eager logits; else the model
-is refused. `PagedModel.bind` then points it at the real pool, and `forward` computes one step.
+`load_model` reads the weights, learns the attention geometry from one traced pass (the model tells it, we do not guess
+config names), and proves on a small private pool that chunked and paged computing gives the model's own eager logits;
+else the model is refused. `PagedModel.bind` then points it at the real pool, and `forward` computes one step.
 """
 
 from __future__ import annotations
 
 import inspect
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ class PagedModel:
         self.bind(torch.zeros(len(blocks), *geometry.shape, dtype=self._model.dtype))
         cuts = sorted({0, total // 3, total - 3, total - 2, total - 1, total})
         errors: list[float] = []
-        for start, end in zip(cuts, cuts[1:], strict=False):
+        for start, end in pairwise(cuts):
             logits, _ = self.forward([Piece(tokens[start:end], start, blocks, True)])
             wanted = expected[end - 1]
             errors.append(float((logits[0] - wanted).norm() / (wanted - wanted.mean()).norm().clamp_min(1e-9)))

@@ -1,7 +1,7 @@
 """What a start spends its time on: named phases with seconds and bytes, told to a person while they run.
 
-On a terminal a phase is a live bar that turns into its line; elsewhere each phase prints exactly one line, when it ends.
-`Progress` is what code that does the work needs; `SilentProgress` measures only, `TerminalProgress` also prints.
+On a terminal a phase is a live bar that turns into its line; elsewhere each phase prints exactly one line, when it
+ends. `Progress` is what code that does the work needs; `SilentProgress` measures only, `TerminalProgress` also prints.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One replica: a model, a pool, an engine, and the coroutines that answer requests.
 
-Two threads matter. The event loop takes requests, turns tokens into text and streams it; the step thread computes. They meet in the
-engine's inbox and in the mail room, once per step each way. A request is closed on every path by the `finally` of `generate`:
-finished, refused, cancelled by a client that went away, or failed.
+Two threads matter. The event loop takes requests, turns tokens into text and streams it; the step thread computes. They
+meet in the engine's inbox and in the mail room, once per step each way. A request is closed on every path by the
+`finally` of `generate`: finished, refused, cancelled by a client that went away, or failed.
 
 Plain Python: `cluster.app` turns it into a Ray Serve deployment.
 """
@@ -10,6 +10,7 @@ Plain Python: `cluster.app` turns it into a Ray Serve deployment.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -30,9 +31,9 @@ from actors.fingerprint import model_fingerprint
 from actors.loader import cache_root
 from actors.mailbox import MailRoom
 from actors.metrics import ReplicaMetrics
-from actors.model import PagedModel, load_model
+from actors.model import load_model
 from actors.progress import Progress, SilentProgress
-from actors.request import Admitted, Delta, Event, GenerateRequest
+from actors.request import Admitted, Event, GenerateRequest
 from actors.status import ReplicaStatus
 from actors.step import Piece
 from actors.text_stream import TextStream
@@ -56,6 +57,7 @@ class Replica:
         metrics: ReplicaMetrics,
         progress: Progress | None = None,
         region_directory: Path = DEFAULT_DIRECTORY,
+        cluster_secret: bytes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -63,6 +65,7 @@ class Replica:
         self._metrics = metrics
         self._clock = clock
         self._mail = MailRoom()
+        self._secret = cluster_secret or load_or_create(cache_root() / "cluster.key")
         self._reporter: asyncio.Task[None] | None = None
         self.replica_id = replica_id
         _use_threads(config.engine.threads)
@@ -70,18 +73,21 @@ class Replica:
         transformers_logging.disable_progress_bar()
         path = Path(model_dir)
         with self._progress.phase("load"):
-            self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
             self._model = load_model(path, config.model.served_name, config.engine.mode)
+            self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
             fingerprint = model_fingerprint(path, config.engine.mode)
-        with self._progress.phase("allocate"):
-            self._region = self._make_region(region_directory, fingerprint)
-        try:
+        with contextlib.ExitStack() as undo:
+            with self._progress.phase("allocate"):
+                self._region = self._make_region(region_directory, fingerprint)
+                undo.callback(self._region.close)
+                undo.callback(self._region.unlink)
+                self._pool = Pool.create(self._region)
+                undo.callback(self._pool.close)
+                undo.callback(self._model.close)
             self._engine = self._make_engine(fingerprint)
             with self._progress.phase("warm-up"):
                 self._warm_up()
-        except BaseException:
-            self._drop_region()
-            raise
+            self._memory = undo.pop_all()
         self._engine.start()
 
     def _make_region(self, directory: Path, fingerprint: bytes) -> Region:
@@ -93,7 +99,6 @@ class Replica:
         return Region.create(directory, name, geometry, blocks, fingerprint, random.SystemRandom())
 
     def _make_engine(self, fingerprint: bytes) -> Engine:
-        self._pool = Pool.create(self._region)
         tensor = kv_tensor(self._region)
         self._model.bind(tensor)
         geometry = self._pool.geometry
@@ -110,7 +115,7 @@ class Replica:
         return Engine(
             self._model,
             self._pool,
-            KeySpace(load_or_create(cache_root() / "cluster.key")),
+            KeySpace(self._secret),
             root,
             self._config.engine,
             context_tokens=self._context_tokens,
@@ -189,7 +194,7 @@ class Replica:
             mode=self._config.engine.mode,
             block_tokens=self._pool.geometry.block_tokens,
             capacity_blocks=self._pool.capacity_blocks,
-            blocks=stats.blocks,
+            blocks=dict(stats.blocks),
             held_blocks=self._pool.held_blocks(),
             running=self._engine.running,
             waiting=self._engine.waiting,
@@ -215,16 +220,12 @@ class Replica:
         if self._reporter is not None:
             self._reporter.cancel()
             self._reporter = None
-        self._engine.stop()
-        self._drop_region()
-
-    def _drop_region(self) -> None:
-        self._model.close()
-        pool: Pool | None = getattr(self, "_pool", None)
-        if pool is not None:
-            pool.close()
-        self._region.unlink()
-        self._region.close()
+        if self._engine.stop():
+            self._memory.close()
+        else:
+            # The step still writes into the pool: take its name away, the memory goes with the process.
+            _log.warning("the step in progress does not end; leaving its memory mapped")
+            self._region.unlink()
 
     async def _report_levels(self) -> None:
         while True:

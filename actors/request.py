@@ -1,7 +1,7 @@
 """What travels between the HTTP edge and a replica: one request in, a stream of events out.
 
-Plain frozen values: no tokenizer, no torch, no Ray. The edge builds a `GenerateRequest`; the replica answers with exactly
-one `Admitted`, then `Delta`s, the last of which carries a finish reason. Closing the stream aborts the request.
+Plain frozen values: no tokenizer, no torch, no Ray. The edge builds a `GenerateRequest`; the replica answers with
+exactly one `Admitted`, then `Delta`s, the last of which carries a finish reason. Closing the stream aborts the request.
 """
 
 from __future__ import annotations

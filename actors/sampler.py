@@ -1,8 +1,8 @@
 """The next token of every row of a step's logits.
 
-Greedy rows take the highest logit, lowest id on ties. Sampled rows draw by inverse transform: one uniform number per token, a pure
-function of (seed, choice, position), picks from the cumulative distribution of the tokens that top-k, top-p and min-p leave, in id
-order. The same logits and counter give the same token whatever else is in the batch.
+Greedy rows take the highest logit, lowest id on ties. Sampled rows draw by inverse transform: one uniform number per
+token, a pure function of (seed, choice, position), picks from the cumulative distribution of the tokens that top-k,
+top-p and min-p leave, in id order. The same logits and counter give the same token whatever else is in the batch.
 
 Filters apply in the order temperature, top-k, top-p, min-p, as in vLLM.
 """

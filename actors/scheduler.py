@@ -1,12 +1,13 @@
 """Which sequences compute which tokens in the next step, and on which blocks.
 
-Continuous batching. Each step has a budget of tokens: first one token for every decoding sequence, then prompt chunks of running
-sequences, then admissions, oldest first throughout. Admission is match (hold what is cached) then allocate the rest, all or
-nothing, so nobody holds blocks while waiting for more. A decoding sequence that needs one more block when there is none preempts
-the youngest running sequence: its blocks go back (what it sealed stays cached) and it waits at its old place in the line.
+Continuous batching. Each step has a budget of tokens: first one token for every decoding sequence, then prompt chunks
+of running sequences, then admissions, oldest first throughout. Admission is match (hold what is cached) then allocate
+the rest, all or nothing, so nobody holds blocks while waiting for more. A decoding sequence that needs one more block
+when there is none preempts the youngest running sequence: its blocks go back (what it sealed stays cached) and it waits
+at its old place in the line.
 
-Single flight: a waiting sequence whose next block is being computed by a running one is passed over until that block is sealed,
-then it is a hit. A full-prompt hit computes only the last token again, into a copy of the tail block.
+Single flight: a waiting sequence whose next block is being computed by a running one is passed over until that block is
+sealed, then it is a hit. A full-prompt hit computes only the last token again, into a copy of the tail block.
 
 No torch here: block bytes are copied by a function passed in. Only the step thread calls this.
 """
@@ -72,7 +73,7 @@ class Scheduler:
         Allocates every block the work writes to. Mutates tables; may preempt. An empty list means nothing can run.
         """
         work = self._decodes()
-        budget = self._step_tokens - len(work)
+        budget = max(0, self._step_tokens - len(work))
         for sequence in self.running:
             if budget and sequence.pending > 1:
                 work.append(Work(sequence, sequence.computed, min(sequence.pending, budget)))
@@ -190,7 +191,9 @@ class Scheduler:
         missing = self._missing(sequence, table)
         # One spare block for each running sequence keeps an admission from being preempted in its first steps.
         spare = len(self.running)
-        if (spare and self._pool.available() < missing + spare) or (missing and not self._pool.allocate(table, missing)):
+        if (spare and self._pool.available() < missing + spare) or (
+            missing and not self._pool.allocate(table, missing)
+        ):
             self._pool.release(table)
             return False
         sequence.table, sequence.computed = table, computed

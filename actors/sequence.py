@@ -12,9 +12,9 @@ from kvpool import BlockTable, KeySpace
 class Sequence:
     """State of one request. Only the step thread touches it.
 
-    `tokens` is prompt + generated; `keys` the keys of its full blocks so far, extended by `key_at`. `computed` counts the
-    leading tokens whose K and V are in `table`'s blocks. `cached_tokens` is set at the first admission and never again: a
-    request that is preempted and comes back is still one look-up.
+    `tokens` is prompt + generated; `keys` the keys of its full blocks so far, extended by `key_at`. `computed` counts
+    the leading tokens whose K and V are in `table`'s blocks. `cached_tokens` is set at the first admission and never
+    again: a request that is preempted and comes back is still one look-up.
     """
 
     request: GenerateRequest
@@ -29,9 +29,7 @@ class Sequence:
     cached_tokens: int | None = None
 
     @classmethod
-    def of(
-        cls, request: GenerateRequest, root: bytes, keyspace: KeySpace, block_tokens: int, arrival: int
-    ) -> Sequence:
+    def of(cls, request: GenerateRequest, root: bytes, keyspace: KeySpace, block_tokens: int, arrival: int) -> Sequence:
         """A waiting sequence for `request`, with the keys of its prompt's full blocks."""
         tokens = list(request.prompt_token_ids)
         keys = keyspace.block_keys(root, tokens, block_tokens)

@@ -1,7 +1,8 @@
 """One step's tokens, laid out for one forward pass.
 
-All sequences of a step are flattened into one row of tokens: first every sequence that computes exactly one token (the decode
-kernel serves those), then the prompt chunks in order. A token is written to `slot_blocks[i]`, row `slot_offsets[i]`.
+All sequences of a step are flattened into one row of tokens: first every sequence that computes exactly one token (the
+decode kernel serves those), then the prompt chunks in order. A token is written to `slot_blocks[i]`, row
+`slot_offsets[i]`.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class StepBatch:
     """Arrays of one forward pass over T tokens.
 
     `input_ids`, `position_ids` int64 [1, T]; `slot_blocks`, `slot_offsets` int64 [T]; `tables` int64 [singles, blocks],
-    `lengths` int64 [singles]; `logits_index` int64 [rows]. `order[r]` is the index, in the pieces given, of logits row r.
-    `masks` memoises attention masks across the layers of this step.
+    `lengths` int64 [singles]; `logits_index` int64 [rows]. `order[r]` is the index, in the pieces given, of logits row
+    r. `masks` memoises attention masks across the layers of this step.
     """
 
     input_ids: torch.Tensor

@@ -1,7 +1,8 @@
 """Stop strings in streamed text.
 
-Text goes in piece by piece. What comes out never contains a stop string, nor any end of the text so far that could still grow into
-one: that part is held back until the next piece decides. Matching is on text, so a stop string may begin and end inside tokens.
+Text goes in piece by piece. What comes out never contains a stop string, nor any end of the text so far that could
+still grow into one: that part is held back until the next piece decides. Matching is on text, so a stop string may
+begin and end inside tokens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which transformers models are served, and the reason for each that is not.
 
-Two lines of defence against a silently wrong answer. Here: what can be read off the config and off the attention calls the model
-was seen to make. In `actors.model`: a probe that compares the paged path, chunked and decoded, with the model's own eager
-attention. A model is refused at load with one sentence.
+Two lines of defence against a silently wrong answer. Here: what can be read off the config and off the attention calls
+the model was seen to make. In `actors.model`: a probe that compares the paged path, chunked and decoded, with the
+model's own eager attention. A model is refused at load with one sentence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from actors.errors import ModelRefused
 
 _SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
-_OTHER_WINDOWS = ("attention_chunk_size", "local_window", "local_attention", "attention_layers", "window_size", "local_attention_window_size")
+_OTHER_WINDOWS = (
+    "attention_chunk_size",
+    "local_window",
+    "local_attention",
+    "attention_layers",
+    "window_size",
+    "local_attention_window_size",
+)
 
 
 def check_config(config: Any) -> None:
@@ -24,7 +31,9 @@ def check_config(config: Any) -> None:
         raise ModelRefused("it is an encoder-decoder; only decoder-only language models are served")
     for rope_type in _rope_types(config):
         if rope_type in _BATCH_DEPENDENT_ROPE:
-            raise ModelRefused(f"its rotary embedding is '{rope_type}', whose angles depend on the longest sequence of a batch")
+            raise ModelRefused(
+                f"its rotary embedding is '{rope_type}', whose angles depend on the longest sequence of a batch"
+            )
     others = sorted(set(getattr(config, "layer_types", None) or ()) - _SERVED_LAYER_TYPES)
     if others:
         raise ModelRefused(f"it has layers of type {', '.join(others)}, which keep no paged K and V")
@@ -36,7 +45,9 @@ def check_config(config: Any) -> None:
 def check_class(model: Any, parameters: Mapping[str, Any]) -> None:
     """Raise `ModelRefused` where the model class cannot run over our attention. `parameters` are those of its forward."""
     if not getattr(model, "_supports_attention_backend", False):
-        raise ModelRefused(f"{type(model).__name__} does not let its attention be replaced (no attention-backend support)")
+        raise ModelRefused(
+            f"{type(model).__name__} does not let its attention be replaced (no attention-backend support)"
+        )
     if "position_ids" not in parameters:
         raise ModelRefused(f"{type(model).__name__} takes no position_ids, so requests cannot be batched together")
 
@@ -44,8 +55,8 @@ def check_class(model: Any, parameters: Mapping[str, Any]) -> None:
 def check_layers(config: Any, layers: Mapping[int, LayerShape], calls: int) -> LayerShape:
     """Check the traced attention calls against the config; return the shape all layers share.
 
-    Raises `ModelRefused` where a layer made no call (recurrent state), layers differ, K and V differ, or a sliding window of the
-    config does not reach the attention.
+    Raises `ModelRefused` where a layer made no call (recurrent state), layers differ, K and V differ, or a sliding
+    window of the config does not reach the attention.
     """
     expected = int(config.num_hidden_layers)
     missing = sorted(set(range(expected)) - set(layers))

@@ -7,6 +7,7 @@ import of ray, and this module imports it inside its functions.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import tempfile
@@ -27,6 +28,8 @@ SETTINGS = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     # Default 120 s: a reload of HAProxy would cut every stream that takes longer.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "86400",
+    # Default 15: anything else that runs on the machine would come before the model.
+    "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 DEFAULT_METRICS_PORT = 8080
@@ -55,10 +58,15 @@ def connect(config: RayConfig, env: MutableMapping[str, str]) -> RayCluster:
 
     Raises `UsageError` when there is none at that address, `ServeFailed` when a private one does not start.
     """
-    for name in ("ray", "ray.serve"):  # what matters is in our own sentences; the rest is in Ray's log files
-        logging.getLogger(name).setLevel(logging.ERROR)
+    quiet("ray")
     address = config.address or env.get("RAY_ADDRESS", "")
     return _join(address, env) if address else _start(config)
+
+
+def quiet(package: str) -> None:
+    """Import `package` of Ray and keep its notices off the terminal: what matters is said by us, the rest is in its logs."""
+    importlib.import_module(package)  # which sets the level itself, so ours comes after
+    logging.getLogger(package).setLevel(logging.ERROR)
 
 
 def disconnect(cluster: RayCluster, app_name: str) -> None:

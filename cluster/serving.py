@@ -24,7 +24,7 @@ from cluster import http_client, ports, server_state
 from cluster.config import Config
 from cluster.errors import ServeFailed
 from cluster.failure import refusal
-from cluster.ray_cluster import HAPROXY, RayCluster, connect, disconnect, prepare_environment
+from cluster.ray_cluster import HAPROXY, RayCluster, connect, disconnect, prepare_environment, quiet
 from cluster.ready import ready_block
 
 # A stop waits this long for requests in progress, then ends them.
@@ -85,6 +85,7 @@ def _run(config: Config, files: ModelFiles, progress: Progress, say: Callable[[s
 
 def _deploy(config: Config, files: ModelFiles) -> None:
     """Hand the application to Serve without waiting for it."""
+    quiet("ray.serve")
     from ray import serve
 
     from cluster.app import APP_NAME, build
@@ -121,7 +122,7 @@ def _wait_ready(config: Config, url: str) -> list[dict[str, Any]]:
                     if answer.status == 200 and answer.body.get("replicas"):
                         found: list[dict[str, Any]] = answer.body["replicas"]
                         return found
-        time.sleep(0.1)
+        time.sleep(0.25)
     raise ServeFailed(
         f"Not ready after {config.ray.start_timeout_s:g} s: raise ray.start_timeout_s for a large model, or see Ray's logs."
     )
@@ -133,12 +134,24 @@ def _take_down(cluster: RayCluster) -> None:
 
     worker = threading.Thread(target=disconnect, args=(cluster, APP_NAME), name="kvatlas-stop", daemon=True)
     worker.start()
-    with contextlib.suppress(StopRequested, KeyboardInterrupt):
-        worker.join(STOP_S)
-    if worker.is_alive():
-        import ray
+    with _hush():  # Ray reports every actor that we end as one that died
+        with contextlib.suppress(StopRequested, KeyboardInterrupt):
+            worker.join(STOP_S)
+        if worker.is_alive():
+            import ray
 
-        ray.shutdown()  # ends the processes of a private cluster, whatever they are doing
+            ray.shutdown()  # ends the processes of a private cluster, whatever they are doing
+
+
+@contextlib.contextmanager
+def _hush() -> Iterator[None]:
+    """While the body runs, what any thread of this process prints is dropped."""
+    with (
+        open(os.devnull, "w", encoding="utf-8") as sink,
+        contextlib.redirect_stdout(sink),
+        contextlib.redirect_stderr(sink),
+    ):
+        yield
 
 
 @contextlib.contextmanager

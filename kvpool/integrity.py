@@ -36,6 +36,7 @@ def check(blocks: Blocks, index: PrefixIndex, tables: Collection[BlockTable]) ->
         or _check_parents(blocks)
         or _check_holders(blocks, tables)
         or _check_tables(blocks, tables)
+        or _check_running_counts(blocks)
     )
 
 
@@ -44,13 +45,6 @@ def _check_states(blocks: Blocks) -> str:
     capacity = len(blocks.refs)
     if sum(counts.values()) != capacity:
         return f"blocks by condition {counts} do not sum to the capacity {capacity}"
-    for name, counted, running in (
-        ("free", counts["free"], blocks.free),
-        ("local", counts["local"], len(blocks.local)),
-        ("cached", counts["cached"], blocks.idle),
-    ):
-        if counted != running:
-            return f"{counted} blocks are {name} by their states, {running} by the running count"
     state = _states(blocks)
     passing = np.flatnonzero((state == words.EVICTING) | (state == words.FREEING))
     if passing.size:
@@ -64,6 +58,18 @@ def _check_states(blocks: Blocks) -> str:
 
 def _states(blocks: Blocks) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
     return blocks.control.array("state") & np.uint64(words.STATE_MASK)
+
+
+def _check_running_counts(blocks: Blocks) -> str:
+    counts = count_blocks(blocks)
+    for name, counted, running in (
+        ("free", counts["free"], blocks.free),
+        ("local", counts["local"], len(blocks.local)),
+        ("cached", counts["cached"], blocks.idle),
+    ):
+        if counted != running:
+            return f"{counted} blocks are {name} by their states, {running} by the running count"
+    return ""
 
 
 def _check_free_bits(blocks: Blocks) -> str:

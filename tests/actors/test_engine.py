@@ -15,6 +15,10 @@ from tests.fakes.engine_rig import EngineRig
 from tests.fakes.toy_model import continuation
 
 
+def wait_for(gate: threading.Event) -> None:
+    assert gate.wait(10)
+
+
 def test_one_request_gives_the_models_tokens(tmp_path: Path) -> None:
     with EngineRig(tmp_path) as rig:
         rig.submit("a", [0, 1, 1], max_tokens=9)
@@ -57,7 +61,7 @@ def test_salts_share_nothing(tmp_path: Path) -> None:
 def test_single_flight_computes_a_shared_prefix_once(tmp_path: Path) -> None:
     gate = threading.Event()
     with EngineRig(tmp_path, blocks=64, step_tokens=4, max_running=4) as rig:
-        rig.model.before_step = lambda pieces: None if gate.wait(10) else None
+        rig.model.before_step = lambda pieces: wait_for(gate)
         prompt = [0, 1] * 8
         names = [f"r{index}" for index in range(4)]
         for name in names:
@@ -133,7 +137,7 @@ def test_bad_requests_are_refused_and_harm_nobody(
 def test_a_full_waiting_line_is_overload(tmp_path: Path) -> None:
     gate = threading.Event()
     with EngineRig(tmp_path, max_running=1, max_waiting=2) as rig:
-        rig.model.before_step = lambda pieces: None if gate.wait(10) else None
+        rig.model.before_step = lambda pieces: wait_for(gate)
         rig.submit("a", [1])
         while not rig.engine.running:
             pass

@@ -1,4 +1,4 @@
-"""Every family is served right or refused at load: batched, chunked, with prefix hits and with windows shorter than the prompt."""
+"""Every family is served right or refused at load: batched, chunked, with prefix hits and short windows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def test_tokens_equal_those_of_generate(tmp_path: Path, family: str) -> None:
     shared = [rng.randrange(3, 96) for _ in range(37)]
     prompts = [shared[:1], shared[:13], shared, [*shared, 7, 8], [rng.randrange(3, 96) for _ in range(40)]]
     wanted = [reference_tokens(model, prompt, _NEW_TOKENS) for prompt in prompts]
-    assert len({token for tokens, _ in wanted for token in tokens}) >= 8, "the reference repeats itself: it proves nothing"
+    assert len({token for tokens, _ in wanted for token in tokens}) >= 8, (
+        "the reference repeats itself: it proves nothing"
+    )
 
     paged = adopt(model, family)
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,7 +54,7 @@ def test_the_first_stop_in_the_text_wins() -> None:
 )
 def test_any_cutting_sends_the_text_before_the_first_stop(text: str, stops: list[str], cuts: list[int]) -> None:
     borders = sorted({0, len(text), *(cut for cut in cuts if cut <= len(text))})
-    pieces = [text[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    pieces = [text[a:b] for a, b in pairwise(borders)]
     sent, stop = run(tuple(stops), pieces)
     # Character by character, what is complete first ends the text.
     for end in range(len(text) + 1):

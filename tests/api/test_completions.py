@@ -88,6 +88,18 @@ async def test_several_prompts_stream_interleaved(client: httpx.AsyncClient, eng
     assert order != sorted(order), "the fast choice must not wait for the slow one, nor the other way round"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_answer_starts_before_every_choice_is_admitted(
+    client: httpx.AsyncClient, engine: FakeEngine, stream: bool
+) -> None:
+    engine.script = lambda request: Script.of("a", "b", "c").but(admit_delay_s=0.03 * request.choice)
+    response = await client.post(COMPLETIONS, json=completion_body(prompt=["x", "y", "z"], stream=stream))
+    if stream:
+        assert read_stream(response.content, chat=False, choices=3).texts == dict.fromkeys(range(3), "abc")
+    else:
+        assert [choice["text"] for choice in response.json()["choices"]] == ["abc"] * 3
+
+
 async def test_one_refused_prompt_refuses_the_request(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     refusal = RequestRefused("no", "prompt", "nope")
     engine.script = lambda request: Script(refusal=refusal) if request.choice == 1 else Script(endless=True)

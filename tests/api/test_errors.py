@@ -146,6 +146,11 @@ async def test_head(wire: httpx.AsyncClient) -> None:
         assert (response.status_code, response.content) == (status, b"")
 
 
+async def test_head_does_not_count_on_the_server_to_drop_the_body(client: httpx.AsyncClient) -> None:
+    assert (await client.head("/health")).content == b""
+    assert (await client.head("/nowhere")).content == b""
+
+
 def test_a_cycle_of_causes_ends() -> None:
     error = RayTaskError(ValueError("x"))
     error.cause = error

@@ -1,7 +1,7 @@
 """A model whose next token is a hash of every token it reads back through the block table.
 
-It keeps token ids where a real model keeps K and V. One wrong, stale or foreign block anywhere in a prefix changes its output, so
-comparing with `continuation` proves that scheduler and pool gave each request the right blocks.
+It keeps token ids where a real model keeps K and V. One wrong, stale or foreign block anywhere in a prefix changes its
+output, so comparing with `continuation` proves that scheduler and pool gave each request the right blocks.
 """
 
 from __future__ import annotations

@@ -24,10 +24,12 @@ def test_shape_is_head_major() -> None:
     assert SMALL_MODEL.shape == (30, 2, 3, 16, 64)
 
 
-@pytest.mark.parametrize("field", ["layers", "kv_heads", "head_dim", "block_tokens"])
-def test_counts_must_be_positive(field: str) -> None:
-    with pytest.raises(ValueError, match=f"{field} must be at least 1, got 0"):
-        replace(SMALL_MODEL, **{field: 0})
+@pytest.mark.parametrize("zero", range(4))
+def test_counts_must_be_positive(zero: int) -> None:
+    counts = [0 if position == zero else 2 for position in range(4)]
+    name = ("layers", "kv_heads", "head_dim", "block_tokens")[zero]
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+        BlockGeometry(counts[0], counts[1], counts[2], counts[3], "float32")
 
 
 def test_unknown_dtype() -> None:

@@ -106,6 +106,10 @@ def wrong_local_cache(control: Control, rig: Rig) -> None:
     rig.pool._blocks.local.append(6)
 
 
+def wrong_idle_count(control: Control, rig: Rig) -> None:
+    rig.pool._blocks.idle += 1
+
+
 def wrong_held_count(control: Control, rig: Rig) -> None:
     rig.pool._blocks.held += 1
 
@@ -148,7 +152,8 @@ def uncounted_tombstone(control: Control, rig: Rig) -> None:
         (twice_in_one_table, "a block is twice in the table of 'r'"),
         (other_key_in_table, "position 0 of 'r' has another key than its block"),
         (closed_but_open, "the table of 'r' is closed but still counted as open"),
-        (wrong_local_cache, "blocks are local by their states, 1 by the running count"),
+        (wrong_local_cache, "block 6 is in the local cache of slot 0 but is FREE"),
+        (wrong_idle_count, "2 blocks are cached by their states, 3 by the running count"),
         (wrong_held_count, "3 blocks are held, 4 by the running count"),
         (mutable_without_holder, "block 7 is MUTABLE, generation 0, owner slot 0 but no request holds it: it is lost"),
         (held_but_free, "block 4 is in the table of 'r' but is FREE"),
@@ -164,7 +169,6 @@ def test_damage_is_named(rig: Rig, damage: Callable[[Control, Rig], None], messa
     damage(control, rig)
     assert message in rig.pool.check_integrity()
     control.release()
-    rig.pool._tables.clear()
 
 
 def test_two_blocks_with_one_key(rig: Rig) -> None:

@@ -10,7 +10,7 @@ from dataclasses import astuple, fields, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpool import KeyRoot, KeySpace
@@ -75,6 +75,7 @@ def test_t22_same_bytes_in_every_process() -> None:
         assert output.stdout.strip() == expected
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 1), max_size=24), st.lists(st.integers(0, 1), max_size=24), st.integers(1, 5))
 def test_keys_agree_exactly_as_long_as_prefixes_do(left: list[int], right: list[int], size: int) -> None:
     root = SPACE.root(ROOT)
@@ -85,6 +86,7 @@ def test_keys_agree_exactly_as_long_as_prefixes_do(left: list[int], right: list[
         assert (one == other) == (left[:end] == right[:end])
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=6, max_size=6))
 def test_extend_is_one_step_of_the_chain(tokens: list[int]) -> None:
     root = SPACE.root(ROOT)
@@ -94,6 +96,7 @@ def test_extend_is_one_step_of_the_chain(tokens: list[int]) -> None:
     assert SPACE.block_keys(keys[0], tokens[3:], 3) == keys[1:]
 
 
+@settings(max_examples=50, deadline=None)
 @given(roots, roots)
 def test_different_roots_never_encode_alike(one: KeyRoot, other: KeyRoot) -> None:
     assert (one == other) == (one.encode() == other.encode()) == (SPACE.root(one) == SPACE.root(other))

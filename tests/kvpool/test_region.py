@@ -58,7 +58,7 @@ def _inheritable(fd: int, path: Path) -> bool:
 
 def test_a_taken_name_is_never_replaced(tmp_path: Path) -> None:
     with create(tmp_path) as region:
-        with pytest.raises(PoolError, match="there is a region .*/r already"):
+        with pytest.raises(PoolError, match=r"there is a region .*/r already"):
             create(tmp_path)
         assert os.listdir(tmp_path) == ["r"]
         Region.attach(region.path).close()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvpool import BlockGeometry, Region, SharedMemoryTooSmall, ofd_lock, region_file
+from kvpool import BlockGeometry, Region, SharedMemoryTooSmall, layout, ofd_lock, region_file
 
 GEOMETRY = BlockGeometry(2, 1, 4, 4, "float32")
 
@@ -26,7 +26,7 @@ def test_t40_larger_than_the_mount_is_refused_with_both_sizes_and_the_fix(
         create(tmp_path, 1_000_000)
     message = str(caught.value)
     assert "67108864 bytes (64 MiB) free" in message
-    needed = region_file.lay.plan(GEOMETRY, 1_000_000).file_bytes
+    needed = layout.plan(GEOMETRY, 1_000_000).file_bytes
     assert f"needs {needed} bytes" in message
     for fix in ("pool.tokens", "KVATLAS_POOL__TOKENS", str(tmp_path), "--shm-size", "sizeLimit"):
         assert fix in message
@@ -34,9 +34,7 @@ def test_t40_larger_than_the_mount_is_refused_with_both_sizes_and_the_fix(
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG])
-def test_t40_space_that_vanishes_after_the_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_t40_space_that_vanishes_after_the_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def fail(fd: int, offset: int, size: int) -> None:
         raise OSError(number, "no")
 

@@ -1,0 +1,239 @@
+"""A whole replica without Ray: requests in, text out, everything given back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from actors.config import EngineConfig, ModelConfig, PoolConfig, ReplicaConfig
+from actors.errors import ModelNotFound, ReplicaFailed, RequestRefused
+from actors.replica import Replica
+from actors.request import Admitted, Delta, GenerateRequest, Sampling
+from kvpool import SharedMemoryTooSmall
+from tests.fakes.tiny_checkpoint import byte_tokenizer, save_tiny_checkpoint
+from tests.fakes.tiny_models import first_real_mismatch, reference_tokens
+
+
+class Recorded:
+    """Metrics kept in memory."""
+
+    def __init__(self) -> None:
+        self.queried = self.hits = self.first = self.following = self.generated = 0
+        self.reasons: Counter[str] = Counter()
+        self.blocks: Mapping[str, int] = {}
+
+    def looked_up(self, queried_tokens: int, hit_tokens: int) -> None:
+        self.queried += queried_tokens
+        self.hits += hit_tokens
+
+    def first_token(self, seconds: float) -> None:
+        self.first += 1
+
+    def next_tokens(self, count: int, seconds: float) -> None:
+        self.following += count
+
+    def finished(self, reason: str, seconds: float, generated_tokens: int) -> None:
+        self.reasons[reason] += 1
+        self.generated += generated_tokens
+
+    def levels(self, blocks: Mapping[str, int], running: int, waiting: int, preemptions: int) -> None:
+        self.blocks = blocks
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+def build(checkpoint: Path, directory: Path, **pool: Any) -> Replica:
+    config = ReplicaConfig(
+        ModelConfig(served_name="tiny"), EngineConfig(mode="exact", threads=1), PoolConfig(**{"tokens": 2048, **pool})
+    )
+    return Replica(
+        config,
+        str(checkpoint),
+        replica_id="r1",
+        metrics=Recorded(),
+        region_directory=directory,
+        cluster_secret=bytes(32),
+    )
+
+
+@pytest.fixture
+async def replica(checkpoint: Path, tmp_path: Path) -> AsyncIterator[Replica]:
+    """A replica that must come to rest with every block given back."""
+    built = build(checkpoint, tmp_path)
+    yield built
+    for _ in range(500):
+        status = await built.status()
+        if not (status.held_blocks or status.running or status.waiting):
+            break
+        await asyncio.sleep(0.01)
+    built.close()
+    assert status.held_blocks == 0
+    assert status.integrity == ""
+    assert sum(status.blocks.values()) == status.capacity_blocks
+    assert os.listdir(tmp_path) == [], "the region stays behind"
+
+
+def request_of(text: str | list[int], name: str = "a", max_tokens: int = 8, **options: Any) -> GenerateRequest:
+    ids = byte_tokenizer().encode(text) if isinstance(text, str) else text
+    sampling = {k: options.pop(k) for k in list(options) if k in Sampling.__dataclass_fields__}
+    return GenerateRequest(name, tuple(ids), Sampling(max_tokens, **{"temperature": 0.0, **sampling}), **options)
+
+
+async def collect(replica: Replica, request: GenerateRequest) -> tuple[Admitted, list[Delta]]:
+    events = [event async for event in replica.generate(request)]
+    assert isinstance(events[0], Admitted)
+    deltas = [event for event in events[1:] if isinstance(event, Delta)]
+    assert len(deltas) == len(events) - 1
+    assert [delta.finish_reason is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+    return events[0], deltas
+
+
+def tokens_of(deltas: list[Delta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+def text_of(deltas: list[Delta]) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+async def test_tokens_equal_those_of_generate_and_the_second_time_hits(replica: Replica, checkpoint: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    prompts = [list(random.Random(n).randbytes(n)) for n in (1, 5, 16, 33, 90, 150)]
+    for round_ in range(2):
+        runs = await asyncio.gather(
+            *(
+                collect(replica, request_of(prompt, f"{round_}-{n}", 20, ignore_eos=True))
+                for n, prompt in enumerate(prompts)
+            )
+        )
+        for prompt, (admitted, deltas) in zip(prompts, runs, strict=True):
+            assert first_real_mismatch(tokens_of(deltas), *reference_tokens(model, prompt, 20)) is None
+            if round_:
+                assert admitted.cached_tokens == min(len(prompt) // 16 * 16, len(prompt) - 1)
+
+
+async def test_text_is_what_the_tokens_decode_to(replica: Replica) -> None:
+    _, deltas = await collect(replica, request_of("hello", max_tokens=60, ignore_eos=True, skip_special_tokens=False))
+    assert text_of(deltas) == byte_tokenizer().decode(tokens_of(deltas), clean_up_tokenization_spaces=False)
+
+
+async def test_a_stop_string_ends_the_text_where_it_starts(replica: Replica) -> None:
+    _, deltas = await collect(replica, request_of("hello", max_tokens=60, ignore_eos=True))
+    whole = text_of(deltas)
+    stop = whole[10:13]
+    _, cut = await collect(replica, request_of("hello", "b", 60, ignore_eos=True, stop=(stop,)))
+    assert text_of(cut) == whole[: whole.index(stop)]
+    assert cut[-1].finish_reason == "stop"
+    assert cut[-1].stop_reason == stop
+    assert len(tokens_of(cut)) < len(tokens_of(deltas))
+
+
+async def test_seeds_repeat_and_differ(replica: Replica) -> None:
+    runs = [
+        tokens_of((await collect(replica, request_of("x", f"s{n}", 24, temperature=1.0, seed=seed)))[1])
+        for n, seed in enumerate((1, 1, 2))
+    ]
+    assert runs[0] == runs[1] != runs[2]
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 5])
+async def test_leaving_at_any_point_gives_everything_back(replica: Replica, after: int) -> None:
+    before = len(asyncio.all_tasks())
+    events = replica.generate(request_of("some prompt " * 10, max_tokens=200, ignore_eos=True))
+    for _ in range(after):
+        await anext(events)
+    await events.aclose()
+    assert len(asyncio.all_tasks()) <= before + 1  # the reporter of levels lives as long as the replica
+    _, deltas = await collect(replica, request_of("next", "b"))
+    assert len(tokens_of(deltas)) == 8
+
+
+async def test_cancelling_the_reader_gives_everything_back(replica: Replica) -> None:
+    tasks = [
+        asyncio.create_task(collect(replica, request_of(f"p{n}", f"c{n}", 300, ignore_eos=True))) for n in range(12)
+    ]
+    await asyncio.sleep(0.05)
+    for task in tasks[::2]:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results[::2])
+    assert all(isinstance(result, tuple) for result in results[1::2])
+
+
+async def test_bad_requests_are_refused_and_counted(replica: Replica) -> None:
+    for name, ids in (("empty", []), ("range", [10**6]), ("long", [1] * 600)):
+        with pytest.raises(RequestRefused):
+            await anext(replica.generate(request_of(ids, name)))
+    twin = replica.generate(request_of("x", "twin", 300, ignore_eos=True))
+    await anext(twin)
+    with pytest.raises(RequestRefused, match="in use"):
+        await anext(replica.generate(request_of("x", "twin")))
+    await twin.aclose()
+
+
+async def test_metrics_agree_with_the_events(replica: Replica) -> None:
+    runs = [await collect(replica, request_of("measure this prompt, please", f"m{n}")) for n in range(3)]
+    metrics = replica._metrics
+    assert isinstance(metrics, Recorded)
+    status = await replica.status()
+    assert metrics.queried == status.prefix_queried_tokens == sum(admitted.prompt_tokens for admitted, _ in runs)
+    assert metrics.hits == status.prefix_hit_tokens == sum(admitted.cached_tokens for admitted, _ in runs) > 0
+    assert metrics.first == 3
+    assert metrics.generated == metrics.first + metrics.following == sum(len(tokens_of(deltas)) for _, deltas in runs)
+    assert set(metrics.reasons) <= {"stop", "length"}
+    assert sum(metrics.blocks.values()) == status.capacity_blocks
+
+
+async def test_health_fails_when_the_step_thread_dies(replica: Replica) -> None:
+    await replica.check_health()
+
+    def explode(*args: Any) -> Any:
+        raise RuntimeError("device lost")
+
+    replica._model.forward = explode  # type: ignore[assignment]
+    with pytest.raises(ReplicaFailed, match="device lost"):
+        await collect(replica, request_of("x"))
+    with pytest.raises(ReplicaFailed, match="device lost"):
+        await replica.check_health()
+
+
+async def test_health_fails_when_the_step_thread_hangs(replica: Replica) -> None:
+    replica._engine._config = EngineConfig(stall_s=0.05)
+    gate = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    forward = replica._model.forward
+
+    def hang(pieces: Any) -> Any:
+        asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(20)
+        return forward(pieces)
+
+    replica._model.forward = hang  # type: ignore[method-assign]
+    reader = asyncio.create_task(collect(replica, request_of("x")))
+    await asyncio.sleep(0.3)
+    with pytest.raises(ReplicaFailed, match="no step"):
+        await replica.check_health()
+    gate.set()
+    await reader
+    await replica.check_health()
+
+
+def test_a_pool_that_does_not_fit_is_refused_with_both_sizes(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(SharedMemoryTooSmall, match=r"free.*needs"):
+        build(checkpoint, tmp_path, tokens=10**10)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_without_a_model_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="holds no model"):
+        build(tmp_path, tmp_path)
