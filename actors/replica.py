@@ -139,8 +139,7 @@ class Replica:
 
         Raises `RequestRefused`, `ReplicaOverloaded`, `ReplicaFailed`.
         """
-        if self._reporter is None:
-            self._reporter = asyncio.create_task(self._report_levels())
+        self._start_reporter()
         arrived = self._clock()
         try:
             box = self._mail.open(request.request_id)
@@ -187,6 +186,7 @@ class Replica:
 
     async def status(self) -> ReplicaStatus:
         """A snapshot, with the pool's invariants checked now."""
+        self._start_reporter()
         stats = self._pool.stats()
         return ReplicaStatus(
             replica_id=self.replica_id,
@@ -226,6 +226,11 @@ class Replica:
             # The step still writes into the pool: take its name away, the memory goes with the process.
             _log.warning("the step in progress does not end; leaving its memory mapped")
             self._region.unlink()
+
+    def _start_reporter(self) -> None:
+        """The constructor runs outside the event loop, so the first coroutine starts it."""
+        if self._reporter is None:
+            self._reporter = asyncio.create_task(self._report_levels())
 
     async def _report_levels(self) -> None:
         while True:

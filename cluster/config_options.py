@@ -55,7 +55,7 @@ RANGES: dict[str, Range] = {
     "engine.max_waiting": Range(0, 1 << 20),
     "engine.stall_s": Range(1, _ANY),
     "pool.block_tokens": Range(1, 1024),
-    "pool.tokens": Range(0, _ANY),
+    "pool.tokens": Range(0, 1 << 31),
     "http.port": Range(1, 65_535),
     "http.max_body_bytes": Range(1024, 1 << 30),
     "ray.object_store_bytes": Range(80_000_000, _ANY),

@@ -67,8 +67,8 @@ def _run(config: Config, files: ModelFiles, progress: Progress, say: Callable[[s
         if cluster.missing_haproxy:
             say(_haproxy_advice(cluster.missing_haproxy))
         with progress.phase("start", "engine and ingress"):
-            _deploy(config, files)
-            replicas = _wait_ready(config, url)
+            deploy(config, files)
+            replicas = wait_ready(config, url)
         state = replace(state, metrics_url=cluster.metrics_url)
         server_state.write(directory, state)
         say(ready_block(url, cluster.metrics_url, model, replicas, time.monotonic() - started))
@@ -83,7 +83,7 @@ def _run(config: Config, files: ModelFiles, progress: Progress, say: Callable[[s
         server_state.remove(directory, state)
 
 
-def _deploy(config: Config, files: ModelFiles) -> None:
+def deploy(config: Config, files: ModelFiles) -> None:
     """Hand the application to Serve without waiting for it."""
     quiet("ray.serve")
     from ray import serve
@@ -99,7 +99,7 @@ def _deploy(config: Config, files: ModelFiles) -> None:
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
 
-def _wait_ready(config: Config, url: str) -> list[dict[str, Any]]:
+def wait_ready(config: Config, url: str) -> list[dict[str, Any]]:
     """Wait until the API is ready. Returns the replicas' status records.
 
     Raises the replica's own refusal as soon as it is known, `ServeFailed` when Serve gives up or time runs out.

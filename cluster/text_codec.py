@@ -63,7 +63,7 @@ class TransformersCodec:
         return self._vocab_size
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text` with the model's own start tokens. Raises `RequestRefused` for text that is no Unicode."""
+        """Token ids of `text` with its start tokens. Raises `RequestRefused` for half a surrogate pair."""
         _require_unicode(text, "prompt")
         ids = self._tokenizer(text, add_special_tokens=True, verbose=False)["input_ids"]
         return [int(token) for token in ids]

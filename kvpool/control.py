@@ -98,10 +98,6 @@ class Control:
         start = self._tokens_offset + self._token_bytes * block
         self._memory[start : start + self._token_bytes] = data
 
-    def mark_dirty(self, block: int) -> None:
-        """Tells the publisher that a word of `block` has changed."""
-        self.dirty[block >> 6] |= 1 << (block & 63)
-
     def array(self, name: str) -> npt.NDArray[Any]:
         """Returns a u64 array over a field (`key` has shape [capacity, 2]). Shares memory; drop it before
         `release()`.

@@ -77,7 +77,9 @@ HEADER_WORDS: Final[dict[str, int]] = {
     "publisher_slot": 64,
     "publisher_epoch": 72,
 }
-"""Word number of each header field. `tidy_slot` and `publisher_slot` are slot + 1, 0 for nobody."""
+"""Word number of each header field. `tidy_slot` and `publisher_slot` are slot + 1, 0 for nobody.
+
+The words from `demand_blocks` on are for several mutating processes and stay 0 while there is one."""
 
 LOCAL_CACHE_BLOCKS: Final = 4
 SLOT_WORDS: Final[dict[str, int]] = {

@@ -28,10 +28,10 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import TracebackType
 
-from kvpool import integrity, layout, recovery, stats
+from kvpool import integrity, recovery, stats
+from kvpool import slot as process_slot
 from kvpool.block_table import BlockTable
 from kvpool.blocks import Blocks
 from kvpool.errors import PoolError
@@ -65,7 +65,7 @@ class Pool:
         self._closed = False
         self._control = region.control()
         recovered = recovery.recover(self._control)
-        self._take_slot(slot)
+        process_slot.sign(self._control, slot, clock())
         self._index = PrefixIndex(self._control)
         self._eviction = Eviction(self._index, self.capacity_blocks)
         self._blocks = Blocks(self._control, slot, self._eviction.push)
@@ -82,26 +82,7 @@ class Pool:
         What an earlier life of the region left behind is repaired: complete blocks stay matchable, the rest is free.
         Raises PoolError when a living process (or another pool of this one) mutates the region.
         """
-        slot = next((slot for slot in range(layout.SLOTS) if region.lock_slot(slot)), None)
-        if slot is None or any(region.slot_in_use(other) for other in range(layout.SLOTS) if other != slot):
-            if slot is not None:
-                region.unlock_slot(slot)
-            raise PoolError(f"another living pool uses {region.path}; give this one a region of its own")
-        return cls(region, slot, clock)
-
-    def _take_slot(self, slot: int) -> None:
-        """Zeroes every slot (all are dead) and signs ours."""
-        slots, words_per_slot = self._control.slots, layout.SLOT_BYTES // 8
-        generation = slots[slot * words_per_slot + layout.SLOT_WORDS["generation"]]
-        self._control.array("slots")[:] = 0
-        signed = {
-            "pid": os.getpid(),
-            "start_time": _start_time(),
-            "generation": generation + 1,
-            "heartbeat": self._clock(),
-        }
-        for name, value in signed.items():
-            slots[slot * words_per_slot + layout.SLOT_WORDS[name]] = value
+        return cls(region, process_slot.take(region), clock)
 
     def table(self, request_id: str) -> BlockTable:
         """Returns a new empty table for a request."""
@@ -378,9 +359,3 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def _start_time() -> int:
-    """Returns when this process started, in clock ticks after boot."""
-    text = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
-    return int(text.rpartition(")")[2].split()[19])

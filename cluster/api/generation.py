@@ -10,7 +10,7 @@ point the client may leave: the generators are then closed at once, which frees 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 from starlette.responses import Response
@@ -53,8 +53,9 @@ class GenerationResponse(Response):
             if self._fields.stream:
                 await self._stream(scope, streams, admitted, SseWriter(send))
                 return
-            async for choice, delta in streams.deltas():
-                self._outcomes[choice].add(delta, keep_text=True)
+            async with aclosing(streams.deltas()) as deltas:
+                async for choice, delta in deltas:
+                    self._outcomes[choice].add(delta, keep_text=True)
         await self._whole(admitted)(scope, receive, send)
 
     async def _stream(self, scope: Scope, streams: Streams, admitted: Sequence[Admitted], writer: SseWriter) -> None:
@@ -74,14 +75,15 @@ class GenerationResponse(Response):
             opening = self._shape.opening(choice)
             if opening is not None:
                 await writer.event(self._chunk([opening]))
-        async for choice, delta in streams.deltas():
-            outcome = self._outcomes[choice]
-            outcome.add(delta, keep_text=False)
-            if delta.text:
-                await writer.event(self._chunk([self._shape.text(choice, delta.text)]))
-            # On its own, without text: many clients stop reading at the finish reason.
-            if delta.finish_reason is not None:
-                await writer.event(self._chunk([self._shape.finish(choice, outcome)]))
+        async with aclosing(streams.deltas()) as deltas:
+            async for choice, delta in deltas:
+                outcome = self._outcomes[choice]
+                outcome.add(delta, keep_text=False)
+                if delta.text:
+                    await writer.event(self._chunk([self._shape.text(choice, delta.text)]))
+                # On its own, without text: many clients stop reading at the finish reason.
+                if delta.finish_reason is not None:
+                    await writer.event(self._chunk([self._shape.finish(choice, outcome)]))
 
     def _chunk(self, choices: list[dict[str, Any]], counted: dict[str, Any] | None = None) -> dict[str, Any]:
         chunk = self._head(self._shape.chunk_object) | {"choices": choices}

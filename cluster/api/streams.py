@@ -11,7 +11,7 @@ interleaved. However it ends, leaving the context closes every generator and wai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Self
@@ -54,7 +54,7 @@ class Streams:
         self._all_admitted.set()
         return [events[index] for index in range(len(self._requests))]
 
-    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+    async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
         """(choice, delta) pairs until every sequence has finished. Raises the first sequence's error."""
         running = len(self._requests)
         while running:

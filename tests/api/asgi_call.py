@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message
 class AsgiCall:
     """Starts `app` at once. `reading` cleared makes the client stop taking bytes; `disconnect()` makes it leave."""
 
-    def __init__(self, app: ASGIApp, path: str, body: Any) -> None:
+    def __init__(self, app: ASGIApp, path: str, body: Any, method: str = "POST") -> None:
         self.sent: list[Message] = []
         self.reading = asyncio.Event()
         self.reading.set()
@@ -25,7 +25,7 @@ class AsgiCall:
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
-            "method": "POST",
+            "method": method,
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),

@@ -1,4 +1,4 @@
-"""A client that leaves: queued, prefilling, streaming, collecting, or reading nothing. Its request ends within a second.
+"""A client that leaves: queued, prefilling, streaming, collecting, or reading nothing. Its request ends in a second.
 
 Once over an ASGI harness, where the moment is exact, and once over TCP with uvicorn. The fixture `no_leaks` adds to
 every test that no generator and no task is left.
@@ -66,12 +66,15 @@ async def test_a_connection_that_fails_on_receive(app: FastAPI, engine: FakeEngi
     await asyncio.wait_for(call.task, 1)
 
 
-async def test_a_connection_that_fails_on_send(app: FastAPI, engine: FakeEngine) -> None:
+async def test_a_connection_that_fails_on_send(
+    app: FastAPI, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     engine.script = STREAMING
     call = AsgiCall(app, CHAT, chat_body(stream=True))
     await _under_way(engine, engine.script)
     call.send_error = BrokenPipeError()
     await asyncio.wait_for(call.task, 1)
+    assert caplog.records == [], "a client that leaves is no error of ours"
 
 
 async def test_a_client_that_leaves_before_its_body_is_complete(app: FastAPI, engine: FakeEngine) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from actors.errors import ReplicaFailed, ReplicaOverloaded, RequestRefused
 from cluster.api.errors import to_api_error
+from tests.api.asgi_call import AsgiCall, eventually
 from tests.api.calls import CHAT, COMPLETIONS, chat_body, completion_body, error_of
 from tests.api.sse_oracle import read_stream
 from tests.fakes.engine import FakeEngine, Script
@@ -146,9 +149,21 @@ async def test_head(wire: httpx.AsyncClient) -> None:
         assert (response.status_code, response.content) == (status, b"")
 
 
-async def test_head_does_not_count_on_the_server_to_drop_the_body(client: httpx.AsyncClient) -> None:
-    assert (await client.head("/health")).content == b""
-    assert (await client.head("/nowhere")).content == b""
+async def test_head_does_not_count_on_the_server_to_drop_the_body(app: FastAPI) -> None:
+    for path, status in (("/health", 200), ("/nowhere", 404)):
+        call = AsgiCall(app, path, None, "HEAD")
+        await call.task
+        assert (call.status, call.body) == (status, b"")
+
+
+async def test_a_send_that_fails_after_the_start_cuts_the_connection(app: FastAPI, engine: FakeEngine) -> None:
+    engine.script = Script(endless=True, delay_s=0.002)
+    call = AsgiCall(app, CHAT, chat_body(stream=True))
+    await eventually(lambda: engine.deltas_sent > 3)
+    call.send_error = RuntimeError("the server's own bug")
+    with pytest.raises(RuntimeError):
+        await asyncio.wait_for(call.task, 1)
+    assert [message["type"] for message in call.sent].count("http.response.start") == 1
 
 
 def test_a_cycle_of_causes_ends() -> None:

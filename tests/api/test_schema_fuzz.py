@@ -42,7 +42,7 @@ def _send(path: str, body: Any) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_bodies_that_follow_the_schema(path: str, data: st.DataObject) -> None:
     body = data.draw(SCHEMA[path]["POST"].as_strategy()).body
@@ -52,7 +52,7 @@ def test_bodies_that_follow_the_schema(path: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(fields=st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES, max_size=3))
 def test_bodies_with_anything_in_some_fields(path: str, fields: dict[str, Any]) -> None:
     base = chat_body() if path == CHAT else completion_body()

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,15 +12,6 @@ from kvpool import BlockGeometry, Pool, PoolError, Region, layout
 
 if TYPE_CHECKING:
     from tests.kvpool.conftest import MakeRig, Rig
-
-SECOND_POOL = """
-import sys
-import kvpool
-try:
-    kvpool.Pool.create(kvpool.Region.attach(sys.argv[1]))
-except kvpool.PoolError as error:
-    print(error)
-"""
 
 
 def test_the_life_of_a_request(rig: Rig) -> None:
@@ -273,38 +261,6 @@ def test_peek_holds_and_counts_nothing(rig: Rig) -> None:
     assert rig.pool.peek(rig.keys([1, 2, 3, 4, 5, 6])) == 2
     assert rig.pool.peek([]) == 0
     assert rig.pool.stats() == before
-
-
-def test_one_process_mutates_a_region(rig: Rig) -> None:
-    with pytest.raises(PoolError, match="another living pool uses"):
-        Pool.create(rig.region)
-    with Region.attach(rig.region.path) as region, pytest.raises(PoolError, match="another living pool uses"):
-        Pool.create(region)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", SECOND_POOL, str(rig.region.path)]
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "another living pool uses" in output.stdout
-    assert rig.pool.check_integrity() == ""
-
-
-def test_the_slot_says_who_and_how_much(rig: Rig) -> None:
-    control = rig.region.control()
-    words = layout.SLOT_WORDS
-    assert control.slots[words["pid"]] == os.getpid()
-    assert control.slots[words["start_time"]] > 0
-    assert control.slots[words["generation"]] == 1
-    table = rig.run("r", [1, 2, 3])
-    assert (control.slots[words["held_blocks"]], control.slots[words["open_tables"]]) == (2, 1)
-    rig.tick()
-    rig.pool.release(table)
-    assert (control.slots[words["held_blocks"]], control.slots[words["open_tables"]]) == (0, 0)
-    assert control.slots[words["heartbeat"]] == rig.now
-    rig.pool.close()
-    assert control.slots[words["pid"]] == 0
-    with Pool.create(rig.region):
-        assert control.slots[words["generation"]] == 2
-    control.release()
-    rig.region.close()
 
 
 def test_close_takes_back_what_is_still_held(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,168 @@
+"""`kvatlas serve` as a person runs it: ready block, status, the printed lines, stop; and what a replica refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+from cluster import ports
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).parents[2]
+
+
+class Server:
+    """A `kvatlas serve` process. Its output is collected as it comes."""
+
+    def __init__(self, env: dict[str, str], *arguments: str) -> None:
+        command = [sys.executable, "-m", "cluster.cli.main", "serve", *arguments]
+        # A session of its own, as a shell gives a foreground job a process group: a signal to it is Ctrl-C.
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_for(self, words: str, seconds: float = 300) -> None:
+        deadline = time.monotonic() + seconds
+        while words not in self.text:
+            assert self.process.poll() is None, self.text
+            assert time.monotonic() < deadline, self.text
+            time.sleep(0.1)
+
+    def wait(self, seconds: float) -> int:
+        code = self.process.wait(seconds)
+        self._reader.join(5)
+        return code
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(60)
+        assert self.process.stdout is not None
+        self._reader.join(5)
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KVATLAS_", "RAY_", "XDG_"))}
+    return kept | {"KVATLAS_RUNTIME_DIR": str(tmp_path / "run"), "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture
+def server(env: dict[str, str], tiny_model_dir: Path) -> Iterator[Server]:
+    port = str(ports.choose("127.0.0.1", 0))
+    started = Server(env, str(tiny_model_dir), "--port", port, "--pool-tokens", "4096", "--threads", "1")
+    yield started
+    started.close()
+
+
+def kvatlas(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cluster.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False)
+
+
+def regions() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith("kvatlas-")}
+
+
+def test_from_serve_to_stop(env: dict[str, str], server: Server) -> None:
+    before = regions()
+    server.wait_for("Stop with Ctrl-C")
+    assert "256 blocks of 16 tokens = 4,096 tokens" in server.text
+    assert "Traceback" not in server.text
+
+    report = json.loads(kvatlas(env, "status", "--json").stdout.splitlines()[-1])
+    assert report["ready"]
+    assert report["replicas"][0]["capacity_blocks"] == 256
+    shown = kvatlas(env, "status")
+    assert shown.returncode == 0
+    assert report["replicas"][0]["replica_id"] in shown.stdout
+
+    asked = [line.strip() for line in server.lines if line.strip().startswith("curl ")]
+    assert len(asked) == 2
+    for line in asked:  # the byte tokenizer makes the long prompt longer than this tiny model's context
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True, timeout=60)
+        assert {"choices", "error"} & set(json.loads(done.stdout))
+
+    bench = kvatlas(env, "bench", "serve", "--requests", "4", "--concurrency", "2", "--output-tokens", "2", "--json")
+    measured = json.loads(bench.stdout.splitlines()[-1])
+    assert measured["requests"] == 4
+    assert bench.returncode == (1 if measured["errors"] else 0)
+
+    began = time.monotonic()
+    stopped = kvatlas(env, "stop", "--json")
+    assert json.loads(stopped.stdout.splitlines()[-1])["stopped"]
+    assert server.wait(30) == 0
+    assert time.monotonic() - began < 30
+    assert server.lines[-1] == "Stopped."
+    assert "Traceback" not in server.text
+    assert "raylet" not in server.text
+    assert regions() <= before
+    assert kvatlas(env, "status").returncode == 2
+
+
+@pytest.mark.parametrize("words", ["ray", "Ask something"], ids=["while starting", "when ready"])
+def test_ctrl_c_is_clean(server: Server, words: str) -> None:
+    before = regions()
+    server.wait_for(words)
+    os.killpg(server.process.pid, signal.SIGINT)
+    assert server.wait(60) == 0
+    assert "Traceback" not in server.text
+    assert server.lines[-1] == "Stopped."
+    assert regions() <= before
+
+
+def test_a_model_that_is_refused_ends_with_the_reason(
+    env: dict[str, str], tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    config = AutoConfig.from_pretrained(tiny_model_dir)
+    config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = tmp_path / "dynamic"
+    model.mkdir()
+    for file in tiny_model_dir.iterdir():
+        (model / file.name).symlink_to(file)
+    (model / "config.json").unlink()
+    config.save_pretrained(model)
+    refused = Server(env, str(model), "--port", str(ports.choose("127.0.0.1", 0)))
+    try:
+        assert refused.wait(200) == 2
+        assert refused.lines[-1].startswith("kvatlas: ")
+        assert "dynamic" in refused.lines[-1]
+        assert "Traceback" not in refused.text
+    finally:
+        refused.close()
+
+
+def test_a_pool_larger_than_the_shared_memory_ends_with_both_sizes(env: dict[str, str], tiny_model_dir: Path) -> None:
+    refused = Server(
+        env, str(tiny_model_dir), "--port", str(ports.choose("127.0.0.1", 0)), "--pool-tokens", str(10**9)
+    )
+    try:
+        assert refused.wait(200) == 2
+        assert "pool.tokens" in refused.lines[-1]
+        assert "MiB" in refused.lines[-1]
+    finally:
+        refused.close()

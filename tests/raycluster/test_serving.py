@@ -1,0 +1,172 @@
+"""The whole application over real Ray: answers, reuse, aborts, errors, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from actors.errors import RequestRefused
+from actors.request import Admitted, Delta, GenerateRequest, Sampling
+from cluster.app import APP_NAME, ENGINE_NAME
+from cluster.ray_client import RayEngineClient
+from tests.raycluster.conftest import Served
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+
+
+def eventually(check: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Whether `check` becomes true in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if check():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def is_idle(served: Served) -> bool:
+    """No block held, nobody running or waiting, invariants intact."""
+    return all(
+        (replica["held_blocks"], replica["running"], replica["waiting"], replica["integrity"]) == (0, 0, 0, "")
+        for replica in served.state()["replicas"]
+    )
+
+
+def complete(served: Served, **fields: Any) -> dict[str, Any]:
+    body = {"model": served.model, "max_tokens": 8, "temperature": 0, "ignore_eos": True} | fields
+    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    value = answer.json()
+    assert isinstance(value, dict)
+    return value
+
+
+@pytest.fixture
+def client(served: Served) -> RayEngineClient:
+    from ray import serve
+
+    return RayEngineClient(serve.get_deployment_handle(ENGINE_NAME, APP_NAME))
+
+
+def test_ready_reports_the_replica(served: Served) -> None:
+    (replica,) = served.replicas
+    assert replica["mode"] == "exact"
+    assert replica["capacity_blocks"] * replica["block_tokens"] == 4096
+    assert {"import", "load", "allocate", "warm-up"} <= set(replica["load_s"])
+    assert httpx.get(f"{served.url}/health/ready").json() == {"status": "ok", "replicas": 1}
+
+
+def test_the_same_prompt_again_is_cached_and_answers_the_same(served: Served) -> None:
+    prompt = "the atlas lists every block " * 4
+    first, again = complete(served, prompt=prompt), complete(served, prompt=prompt)
+    assert first["choices"][0]["text"] == again["choices"][0]["text"]
+    assert again["usage"]["completion_tokens"] == 8
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_usage_and_the_pool_count_the_same_hits(served: Served) -> None:
+    before = served.state()["replicas"][0]
+    usages = [complete(served, prompt=f"count me {number % 3} " * 6)["usage"] for number in range(9)]
+    after = served.state()["replicas"][0]
+    queried = after["prefix_queried_tokens"] - before["prefix_queried_tokens"]
+    hit = after["prefix_hit_tokens"] - before["prefix_hit_tokens"]
+    assert queried == sum(usage["prompt_tokens"] for usage in usages)
+    assert hit == sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    assert hit > 0
+
+
+def test_one_request_id_per_answer(served: Served) -> None:
+    for given in ({"x-request-id": "mine-1"}, {}):
+        answer = httpx.get(f"{served.url}/health/live", headers=given)
+        assert len(answer.headers.get_list("x-request-id")) == 1
+        assert answer.headers["x-request-id"] == given.get("x-request-id", answer.headers["x-request-id"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status"),
+    [
+        ("POST", "/v1/completions", b"{", 400),
+        ("POST", "/v1/completions", b'{"model": "other", "prompt": "x"}', 404),
+        ("GET", "/v1/nothing", b"", 404),
+        ("GET", "/v1/completions", b"", 405),
+    ],
+)
+def test_errors_come_through_the_proxy_in_the_envelope(
+    served: Served, method: str, path: str, content: bytes, status: int
+) -> None:
+    answer = httpx.request(method, served.url + path, content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"]
+
+
+def test_a_prompt_beyond_the_context_is_a_400(served: Served) -> None:
+    body = {"model": served.model, "prompt": "x" * 5000, "max_tokens": 1}
+    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=30)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_client_that_leaves_gives_its_blocks_back(served: Served) -> None:
+    body = {"model": served.model, "prompt": "leave me", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer:
+        lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+        assert json.loads(next(lines).removeprefix("data: "))["choices"]
+    assert eventually(lambda: is_idle(served))
+
+
+def request(name: str, **sampling: Any) -> GenerateRequest:
+    return GenerateRequest(name, (3, 4, 5, 6), Sampling(**{"max_tokens": 400, "ignore_eos": True} | sampling))
+
+
+async def test_closing_the_clients_generator_aborts_at_the_replica(served: Served, client: RayEngineClient) -> None:
+    events = client.generate(request("close-early"))
+    assert isinstance(await anext(events), Admitted)
+    assert isinstance(await anext(events), Delta)
+    await events.aclose()
+    assert await asyncio.to_thread(eventually, lambda: is_idle(served))
+    assert served.state()["replicas"][0]["integrity"] == ""
+
+
+async def test_cancelling_the_reader_aborts_at_the_replica(served: Served, client: RayEngineClient) -> None:
+    async def read() -> None:
+        async for _ in client.generate(request("cancel-me")):
+            pass
+
+    reader = asyncio.create_task(read())
+    await asyncio.sleep(0.3)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    assert await asyncio.to_thread(eventually, lambda: is_idle(served))
+
+
+async def test_a_replicas_refusal_arrives_as_itself(client: RayEngineClient) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        async for _ in client.generate(replace(request("too-long"), prompt_token_ids=(7,) * 600)):
+            pass
+    assert type(caught.value) is RequestRefused
+    assert caught.value.message
+    assert "Traceback" not in str(caught.value)
+
+
+async def test_status_of_every_replica(client: RayEngineClient) -> None:
+    (status,) = await client.status()
+    assert status.block_tokens == 16
+
+
+def test_metrics_are_exported(served: Served) -> None:
+    complete(served, prompt="metrics")
+    wanted = ["kv_blocks", "prefix_cache_queries_total", "time_to_first_token_seconds_count", "num_requests_running"]
+
+    def exported() -> bool:
+        text = httpx.get(served.metrics_url).text
+        return all(f"ray_kvatlas_{name}" in text for name in wanted)
+
+    assert eventually(exported, 40.0)
