@@ -109,20 +109,22 @@ def wait_ready(config: Config, url: str) -> list[dict[str, Any]]:
     from cluster.app import APP_NAME
 
     deadline = time.monotonic() + config.ray.start_timeout_s
+    next_look = 0.0
     while time.monotonic() < deadline:
-        application = serve.status().applications.get(APP_NAME)
-        if application is not None:
-            messages = [application.message, *(item.message for item in application.deployments.values())]
-            error = refusal(messages, final=application.status == "DEPLOY_FAILED")
-            if error is not None:
-                raise error
-            if application.status == "RUNNING":
-                with contextlib.suppress(ServeFailed):  # HAProxy learns of the ingress a moment later
-                    answer = http_client.get(f"{url}/debug/state", 5.0, config.http.admin_key)
-                    if answer.status == 200 and answer.body.get("replicas"):
-                        found: list[dict[str, Any]] = answer.body["replicas"]
-                        return found
-        time.sleep(0.25)
+        with contextlib.suppress(ServeFailed):  # until HAProxy listens and has learned of the ingress
+            answer = http_client.get(f"{url}/debug/state", 5.0, config.http.admin_key)
+            if answer.status == 200 and answer.body.get("replicas"):
+                found: list[dict[str, Any]] = answer.body["replicas"]
+                return found
+        if time.monotonic() >= next_look:  # dear: tens of milliseconds of the driver and of the controller
+            next_look = time.monotonic() + 1.0
+            application = serve.status().applications.get(APP_NAME)
+            if application is not None:
+                messages = [application.message, *(item.message for item in application.deployments.values())]
+                error = refusal(messages, final=application.status == "DEPLOY_FAILED")
+                if error is not None:
+                    raise error
+        time.sleep(0.2)
     raise ServeFailed(
         f"Not ready after {config.ray.start_timeout_s:g} s: raise ray.start_timeout_s for a large model, or see Ray's logs."
     )

@@ -66,7 +66,7 @@ def test_empty_file_and_empty_sections_are_fine(tmp_path: Path) -> None:
         ("pool: {tokens: true}", ["pool.tokens", "True", "a whole number"]),
         ("pool: {tokens: 1.5}", ["pool.tokens", "1.5", "a whole number"]),
         ("pool: {tokens: [1]}", ["pool.tokens", "[1]"]),
-        ("pool: {tokens: -1}", ["pool.tokens", "-1", "at least 0"]),
+        ("pool: {tokens: -1}", ["pool.tokens", "-1", "from 0 to"]),
         ("http: {port: 70000}", ["http.port", "70000", "from 1 to 65,535"]),
         ("engine: {stall_s: .nan}", ["engine.stall_s", "nan"]),
         ("engine: {mode: turbo}", ["engine.mode", "'turbo'", "exact", "fast"]),

@@ -97,4 +97,17 @@ async def _complete(client: httpx.AsyncClient, model: str, case: Case) -> dict[s
     return body
 
 
-_WORDS = ("river", "stone", "light", "winter", "question", "garden", "number", "letter", "machine", "yellow", "paper", "music")
+_WORDS = (
+    "river",
+    "stone",
+    "light",
+    "winter",
+    "question",
+    "garden",
+    "number",
+    "letter",
+    "machine",
+    "yellow",
+    "paper",
+    "music",
+)

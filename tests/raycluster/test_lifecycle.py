@@ -157,9 +157,7 @@ def test_a_model_that_is_refused_ends_with_the_reason(
 
 
 def test_a_pool_larger_than_the_shared_memory_ends_with_both_sizes(env: dict[str, str], tiny_model_dir: Path) -> None:
-    refused = Server(
-        env, str(tiny_model_dir), "--port", str(ports.choose("127.0.0.1", 0)), "--pool-tokens", str(10**9)
-    )
+    refused = Server(env, str(tiny_model_dir), "--port", str(ports.choose("127.0.0.1", 0)), "--pool-tokens", str(10**9))
     try:
         assert refused.wait(200) == 2
         assert "pool.tokens" in refused.lines[-1]
