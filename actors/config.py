@@ -27,7 +27,7 @@ class EngineConfig:
     mode: Mode = "fast"
     """`fast`: bfloat16 weights and KV. `exact`: float32 everywhere, token for token what `model.generate` gives."""
     threads: int = 0
-    """torch threads of the replica. 0: all cores of the machine."""
+    """Threads of the replica's kernels. 0: all cores but one, at least one; the HTTP side needs the rest."""
     step_tokens: int = 256
     """Most tokens (decodes + prompt chunks) computed in one step. Larger: faster prefill, longer pauses between tokens."""
     max_running: int = 32

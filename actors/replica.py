@@ -241,7 +241,11 @@ class Replica:
 
 
 def _use_threads(threads: int) -> None:
-    """Give torch and numba the same number of threads (0: one for each core this process may use)."""
-    count = threads or len(os.sched_getaffinity(0))
+    """Give torch and numba the same number of threads.
+
+    0 leaves one core to the ingress, the proxy and our own event loop: OpenMP threads that wait for each other lose far more when
+    one of them is descheduled than the missing core would add.
+    """
+    count = threads or max(1, len(os.sched_getaffinity(0)) - 1)
     torch.set_num_threads(count)
     numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
