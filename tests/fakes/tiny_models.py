@@ -69,7 +69,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "v_head_dim": 8,
     },
     "falcon": {},
-    "gemma4_text": {},
+    "gemma4_text": {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96},
     "gpt_oss": {**_HEAD, **_WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
     "jamba": {},
     "llama4_text": {"num_local_experts": 2, "intermediate_size_mlp": 64},

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,59 +15,14 @@ import pytest
 from transformers import AutoConfig
 
 from cluster import ports
+from tests.raycluster.server_process import Server, clean_environment, regions
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
-
-ROOT = Path(__file__).parents[2]
-
-
-class Server:
-    """A `kvatlas serve` process. Its output is collected as it comes."""
-
-    def __init__(self, env: dict[str, str], *arguments: str) -> None:
-        command = [sys.executable, "-m", "cluster.cli.main", "serve", *arguments]
-        # A session of its own, as a shell gives a foreground job a process group: a signal to it is Ctrl-C.
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True
-        )
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
-
-    def wait_for(self, words: str, seconds: float = 300) -> None:
-        deadline = time.monotonic() + seconds
-        while words not in self.text:
-            assert self.process.poll() is None, self.text
-            assert time.monotonic() < deadline, self.text
-            time.sleep(0.1)
-
-    def wait(self, seconds: float) -> int:
-        code = self.process.wait(seconds)
-        self._reader.join(5)
-        return code
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            self.process.wait(60)
-        assert self.process.stdout is not None
-        self._reader.join(5)
-        self.process.stdout.close()
 
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KVATLAS_", "RAY_", "XDG_"))}
-    return kept | {"KVATLAS_RUNTIME_DIR": str(tmp_path / "run"), "PYTHONPATH": str(ROOT)}
+    return clean_environment(tmp_path)
 
 
 @pytest.fixture
@@ -82,10 +36,6 @@ def server(env: dict[str, str], tiny_model_dir: Path) -> Iterator[Server]:
 def kvatlas(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "cluster.cli.main", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False)
-
-
-def regions() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("kvatlas-")}
 
 
 def test_from_serve_to_stop(env: dict[str, str], server: Server) -> None:
