@@ -13,7 +13,7 @@ masking module.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,18 +23,20 @@ from transformers import AttentionInterface
 
 from actors.errors import ModelRefused
 from actors.kernels import decode_attention, write_kv
+from actors.masks import MaskRecorder, window_of
 from actors.step import PromptChunk, StepBatch
 
-_HARMLESS = frozenset(
+_KNOWN = frozenset(
     {
-        "dropout",
-        "position_ids",
         "cache_position",
-        "use_cache",
+        "dropout",
+        "is_causal",
         "output_attentions",
         "output_hidden_states",
+        "position_ids",
         "return_dict",
     }
+    | {"scaling", "sliding_window", "softcap", "use_cache"}
 )
 _port_numbers = itertools.count()
 
@@ -42,36 +44,28 @@ Handler = Callable[..., tuple[torch.Tensor, None]]
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionCall:
-    """What one layer asks of attention. `window` 0 and `softcap` 0.0 mean "none"."""
+class Options:
+    """How one call scores. `softcap` 0.0 means "none"."""
 
     scaling: float
-    window: int
     softcap: float
 
     @classmethod
-    def read(cls, module: Any, head_dim: int, mask: Any, options: dict[str, Any]) -> AttentionCall:
-        """Read the keyword arguments of a layer. Raises `ModelRefused` for anything the kernels do not implement."""
-        if mask is not None:
-            raise ModelRefused(
-                "its attention builds a mask of its own; only causal and sliding-window masks are implemented"
-            )
-        causal = options.pop("is_causal", None)
+    def read(cls, module: Any, head_dim: int, options: dict[str, Any]) -> Options:
+        """Read the keyword arguments of a call. Raises `ModelRefused` for anything the kernels do not implement.
+
+        A sliding window among them is ignored: what counts is the layer's mask.
+        """
+        causal = options.get("is_causal")
         if causal is None:
             causal = getattr(module, "is_causal", True)
         if not causal:
             raise ModelRefused("its attention is not causal")
-        scaling = options.pop("scaling", None)
-        window = options.pop("sliding_window", None)
-        softcap = options.pop("softcap", None)
-        unknown = sorted(name for name, value in options.items() if name not in _HARMLESS and _is_set(value))
+        unknown = sorted(name for name, value in options.items() if name not in _KNOWN and _is_set(value))
         if unknown:
             raise ModelRefused(f"its attention uses {', '.join(unknown)}, which the kernels do not implement")
-        return cls(
-            scaling=float(head_dim**-0.5 if scaling is None else scaling),
-            window=int(window or 0),
-            softcap=float(softcap or 0.0),
-        )
+        scaling = options.get("scaling")
+        return cls(float(head_dim**-0.5 if scaling is None else scaling), float(options.get("softcap") or 0.0))
 
 
 def _is_set(value: Any) -> bool:
@@ -97,19 +91,20 @@ class AttentionPort:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer showed while traced."""
+    """What one layer showed while traced. `window`: tokens a query sees, itself included; 0 for all."""
 
     heads: int
     kv_heads: int
     key_dim: int
     value_dim: int
-    call: AttentionCall
+    window: int
 
 
 class Trace:
     """Handler that records what each layer passes and answers with plain causal attention."""
 
-    def __init__(self) -> None:
+    def __init__(self, masks: MaskRecorder) -> None:
+        self._masks = masks
         self.layers: dict[int, LayerShape] = {}
         self.calls = 0
 
@@ -122,12 +117,13 @@ class Trace:
         attention_mask: Any,
         **options: Any,
     ) -> tuple[torch.Tensor, None]:
-        call = AttentionCall.read(module, query.shape[-1], attention_mask, options)
+        asked = Options.read(module, query.shape[-1], options)
         self.calls += 1
         index = getattr(module, "layer_idx", None)
         if not isinstance(index, int):
             raise ModelRefused("its attention layers carry no layer_idx")
-        self.layers[index] = LayerShape(query.shape[1], key.shape[1], key.shape[-1], value.shape[-1], call)
+        window = window_of(self._masks.function_of(attention_mask))
+        self.layers[index] = LayerShape(query.shape[1], key.shape[1], key.shape[-1], value.shape[-1], window)
         if query.shape[1] % key.shape[1] or query.shape[-1] != key.shape[-1]:
             raise ModelRefused("its query and key heads have different shapes")
         group = query.shape[1] // key.shape[1]
@@ -136,7 +132,7 @@ class Trace:
             key.repeat_interleave(group, 1),
             value.repeat_interleave(group, 1),
             is_causal=True,
-            scale=call.scaling,
+            scale=asked.scaling,
         )
         return out.transpose(1, 2).contiguous(), None
 
@@ -144,10 +140,12 @@ class Trace:
 class PagedAttention:
     """Handler over the pool tensor `pool` [blocks, layers, 2, kv_heads, block_tokens, head_dim].
 
-    Set `step` before each forward pass. Mutates the pool at the step's slots.
+    `windows[layer]` tokens are visible to a query in that layer (0: all). Set `step` before each forward pass. Mutates the
+    pool at the step's slots.
     """
 
-    def __init__(self, pool: torch.Tensor) -> None:
+    def __init__(self, pool: torch.Tensor, windows: Sequence[int]) -> None:
+        self._windows = tuple(windows)
         self._pool = pool
         self._array = _as_array(pool)
         self._block_tokens = int(pool.shape[4])
@@ -164,8 +162,11 @@ class PagedAttention:
     ) -> tuple[torch.Tensor, None]:
         step = self.step
         assert step is not None, "attention called outside a step"
-        call = AttentionCall.read(module, query.shape[-1], attention_mask, options)
+        if attention_mask is not None:
+            raise ModelRefused("its attention gets a mask of its own making")
+        asked = Options.read(module, query.shape[-1], options)
         layer = int(module.layer_idx)
+        window = self._windows[layer]
         keys, values = _as_array(key[0].detach()), _as_array(value[0].detach())
         write_kv(self._array, layer, step.slot_blocks, step.slot_offsets, keys, values)
         singles = step.singles
@@ -179,20 +180,20 @@ class PagedAttention:
                 layer,
                 step.tables,
                 step.lengths,
-                call.scaling,
-                call.window,
-                call.softcap,
+                asked.scaling,
+                window,
+                asked.softcap,
                 attended.numpy(),
             )
             parts.append(attended.to(query.dtype))
         for chunk in step.chunks:
             span = slice(chunk.first, chunk.first + chunk.count)
             if chunk.start:
-                seen_keys, seen_values, first = self._gather(chunk, layer, call.window)
+                seen_keys, seen_values, first = self._gather(chunk, layer, window)
             else:
                 seen_keys, seen_values, first = key[0, :, span], value[0, :, span], 0
-            mask = self._mask(step, chunk, first, seen_keys.shape[1], call.window)
-            parts.append(_attend(query[0, :, span], seen_keys, seen_values, mask, call).transpose(0, 1))
+            mask = self._mask(step, chunk, first, seen_keys.shape[1], window)
+            parts.append(_attend(query[0, :, span], seen_keys, seen_values, mask, asked).transpose(0, 1))
         return torch.cat(parts).unsqueeze(0), None
 
     def _gather(self, chunk: PromptChunk, layer: int, window: int) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -227,22 +228,22 @@ def _as_array(tensor: torch.Tensor) -> Any:
 
 
 def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, call: AttentionCall
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, asked: Options
 ) -> torch.Tensor:
     """Reference attention: query [heads, n, d], key and value [kv_heads, m, d] -> [heads, n, d]."""
     group = query.shape[0] // key.shape[0]
-    if not call.softcap:
+    if not asked.softcap:
         return F.scaled_dot_product_attention(
             query.unsqueeze(0),
             key.unsqueeze(0),
             value.unsqueeze(0),
             attn_mask=mask,
             is_causal=mask is None,
-            scale=call.scaling,
+            scale=asked.scaling,
             enable_gqa=group > 1,
         )[0]
-    scores = torch.matmul(query, key.repeat_interleave(group, 0).transpose(1, 2)) * call.scaling
-    scores = torch.tanh(scores / call.softcap) * call.softcap
+    scores = torch.matmul(query, key.repeat_interleave(group, 0).transpose(1, 2)) * asked.scaling
+    scores = torch.tanh(scores / asked.softcap) * asked.softcap
     if mask is None:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     weights = scores.masked_fill(~mask, float("-inf")).softmax(-1, dtype=torch.float32).to(query.dtype)

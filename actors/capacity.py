@@ -24,7 +24,7 @@ def pool_blocks(config: PoolConfig, geometry: BlockGeometry, directory: Path) ->
     status = os.statvfs(directory)
     free_bytes = status.f_bavail * status.f_frsize
     tokens = min(_DEFAULT_TOKENS, free_bytes // _DEFAULT_SHARE // geometry.token_bytes)
-    if tokens < _LEAST_TOKENS:
+    if tokens < max(_LEAST_TOKENS, config.block_tokens):
         raise PoolError(
             f"{directory} has {free_bytes / 2**20:.0f} MiB free; a quarter of it holds {tokens} tokens of this model, too few to "
             f"serve. Set pool.tokens (KVATLAS_POOL__TOKENS) to use more of it (one token takes {geometry.token_bytes} bytes), or "

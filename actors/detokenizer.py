@@ -3,8 +3,8 @@
 A token may hold part of a character, and what a token reads as may depend on those before it (leading spaces). So we
 decode a short window of recent tokens and emit what is new. While the window ends in U+FFFD its last character may not
 be complete (with byte fallback, one missing byte makes the whole run of bytes read as U+FFFD), so nothing is emitted;
-once more tokens have come than one character can take, only the three are held back that an unfinished character can
-still decode to. `flush` emits what never completed.
+after more tokens than any character takes, only the three are held back that an unfinished one can still decode to.
+`flush` emits what never completed.
 
 Streamed and whole text agree because whole text is made here too. Limit: a tokenizer with byte fallback may, on bytes
 that form no character, rewrite characters that were complete before; then our text keeps the complete ones.
@@ -19,7 +19,7 @@ _CONTEXT_TOKENS = range(6, 14)
 """Sizes of context to try: the first that starts on a character's border."""
 _WINDOW_TOKENS = 24
 _WINDOW_LIMIT = 96
-_LONGEST_CHARACTER_TOKENS = 8
+_PATIENCE_TOKENS = 24
 _BROKEN = "\ufffd"
 _LONGEST_UNFINISHED = 3
 
@@ -41,7 +41,9 @@ class Detokenizer:
         self._window: list[int] = []
         self._emitted = 0
         self._held_tokens = 0
-        self._restart(list(prompt[-_CONTEXT_TOKENS.stop :]), force=False)
+        self._restart(list(prompt[-_CONTEXT_TOKENS.stop :]), force=True)
+        # Part of a character at the end of the prompt is the prompt's, and so is the character it becomes.
+        self._emitted = len(self._decode(self._window))
 
     def push(self, token: int) -> str:
         """Text that `token` completes; often empty for part of a character."""
@@ -49,7 +51,7 @@ class Detokenizer:
         text = self._decode(self._window)
         unfinished = _unfinished(text)
         self._held_tokens = self._held_tokens + 1 if unfinished else 0
-        if 0 < self._held_tokens <= _LONGEST_CHARACTER_TOKENS:
+        if 0 < self._held_tokens <= _PATIENCE_TOKENS:
             return ""
         new = text[self._emitted : len(text) - unfinished]
         self._emitted = max(self._emitted, len(text) - unfinished)

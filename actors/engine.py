@@ -80,7 +80,8 @@ class Engine:
         self._context_tokens = context_tokens
         self._on_outputs = on_outputs
         self._clock = clock
-        self._eos = frozenset(model.eos_token_ids)
+        # An id outside the vocabulary, as some configs have, can neither be generated nor masked.
+        self._eos = frozenset(token for token in model.eos_token_ids if 0 <= token < model.vocab_size)
         self._scheduler = Scheduler(pool, copy_block, step_tokens=config.step_tokens, max_running=config.max_running)
         self._sequences: dict[str, Sequence] = {}
         self._inbox: deque[GenerateRequest | str] = deque()
@@ -114,14 +115,21 @@ class Engine:
                 raise ReplicaOverloaded(
                     f"{self.waiting} requests wait for this replica already (engine.max_waiting); try again later"
                 )
-            self._inbox.append(request)
-            self._wake.notify()
+            self._leave(request)
 
     def abort(self, request_id: str) -> None:
         """Forget a request, wherever it is. Unknown and finished ids are ignored."""
         with self._wake:
-            self._inbox.append(request_id)
-            self._wake.notify()
+            if self.failure is None:
+                self._leave(request_id)
+
+    def _leave(self, command: GenerateRequest | str) -> None:
+        """Put a command into the inbox. The caller holds `_wake`."""
+        if not (self._inbox or self._sequences):
+            # Time spent idle is not time without progress.
+            self._progress_at = self._clock()
+        self._inbox.append(command)
+        self._wake.notify()
 
     @property
     def running(self) -> int:
@@ -159,6 +167,9 @@ class Engine:
             )
         if min(prompt) < 0 or max(prompt) >= self._model.vocab_size:
             raise RequestRefused(f"token ids must be in [0, {self._model.vocab_size})", "prompt")
+        stops = request.sampling.stop_token_ids
+        if stops and (min(stops) < 0 or max(stops) >= self._model.vocab_size):
+            raise RequestRefused(f"token ids must be in [0, {self._model.vocab_size})", "stop_token_ids")
         if request.sampling.max_tokens < 1:
             raise RequestRefused("max_tokens must be at least 1", "max_tokens")
         total = min(len(prompt) + request.sampling.max_tokens, self._context_tokens)
@@ -181,10 +192,10 @@ class Engine:
         except BaseException as error:
             _log.exception("the step thread failed; the replica cannot serve any more")
             self._end(
-                ReplicaFailed(f"the replica's step thread failed: {type(error).__name__}: {error}"), "failed step"
+                ReplicaFailed(f"the replica's step thread failed: {type(error).__name__}: {error}"), orderly=False
             )
         else:
-            self._end(ReplicaFailed("the replica is stopping"), "stop")
+            self._end(ReplicaFailed("the replica is stopping"), orderly=True)
 
     def _wait_for_work(self) -> bool:
         """Apply queued commands, waiting for one if there is nothing to do. False: stop."""
@@ -193,9 +204,6 @@ class Engine:
                 self._wake.wait()
             if self._stopping:
                 return False
-            if not self._sequences:
-                # Time spent idle is not time without progress.
-                self._progress_at = self._clock()
             commands = list(self._inbox)
             # Registered before the inbox empties, so that work in hand is visible to `stalled_s` throughout.
             for command in commands:
@@ -211,7 +219,8 @@ class Engine:
             return
         root = self._keyspace.root(self._root(command.salt))
         self._arrivals += 1
-        sequence = Sequence.of(command, root, self._keyspace, self._pool.geometry.block_tokens, self._arrivals)
+        block_tokens = self._pool.geometry.block_tokens
+        sequence = Sequence.of(command, root, self._keyspace, block_tokens, self._arrivals, self._eos)
         self._sequences[command.request_id] = sequence
         self._scheduler.add(sequence)
 
@@ -226,7 +235,7 @@ class Engine:
         logits, order = self._model.forward([self._piece(item) for item in work])
         tokens = sample(logits, [self._draw(work[index].sequence) for index in order])
         sampled = dict(zip(order, tokens, strict=True))
-        self._scheduler.commit(work, sampled)
+        self._scheduler.commit(work, {index: token for index, token in sampled.items() if token is not None})
         outputs = [self._settle(work[index].sequence, token) for index, token in sampled.items()]
         self._progress_at = self._clock()
         if outputs:
@@ -240,28 +249,37 @@ class Engine:
         tokens = item.sequence.tokens[item.start : item.start + item.count]
         return Piece(tokens, item.start, table.blocks, item.samples)
 
-    def _draw(self, sequence: Sequence) -> Draw:
-        sampling = sequence.request.sampling
-        forbidden: tuple[int, ...] = ()
-        if sequence.generated < sampling.min_tokens:
-            forbidden = tuple(self._eos.union(sampling.stop_token_ids))
-        return Draw(sampling, sequence.request.choice, len(sequence.tokens), forbidden)
+    @staticmethod
+    def _draw(sequence: Sequence) -> Draw:
+        return Draw(sequence.request.sampling, sequence.request.choice, len(sequence.tokens), sequence.forbidden)
 
-    def _settle(self, sequence: Sequence, token: int) -> StepOutput:
-        reason = sequence.finish_reason(token, self._eos, self._context_tokens)
+    def _settle(self, sequence: Sequence, token: int | None) -> StepOutput:
+        """What a sampled token means for its sequence. None: the model gave no number to choose by."""
+        if token is None:
+            self._forget(sequence)
+            failure = ReplicaFailed("the model's logits have no finite maximum: every token is forbidden, or it broke")
+            return StepOutput(sequence.request_id, failure=failure)
+        reason = sequence.finish_reason(token, self._context_tokens)
         if reason is not None:
-            self._scheduler.finish(sequence)
-            del self._sequences[sequence.request_id]
+            self._forget(sequence)
         return StepOutput(sequence.request_id, token=token, finish_reason=reason)
 
-    def _end(self, failure: ReplicaFailed, cause: str) -> None:
-        """Refuse what comes, fail what is here, give every block back."""
+    def _forget(self, sequence: Sequence) -> None:
+        self._scheduler.finish(sequence)
+        del self._sequences[sequence.request_id]
+
+    def _end(self, failure: ReplicaFailed, *, orderly: bool) -> None:
+        """Refuse what comes, fail what is here, give every block back; through the forced release unless `orderly`."""
         with self._wake:
             self.failure = failure
             queued = [command.request_id for command in self._inbox if isinstance(command, GenerateRequest)]
             self._inbox.clear()
         left = [*self._sequences, *(request_id for request_id in queued if request_id not in self._sequences)]
+        for sequence in self._sequences.values():
+            if orderly:
+                self._scheduler.finish(sequence)
+            else:
+                self._scheduler.force_out(sequence, "failed step")
         self._sequences.clear()
-        self._scheduler.abandon(cause)
         if left:
             self._on_outputs([StepOutput(request_id, failure=failure) for request_id in left])

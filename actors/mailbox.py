@@ -38,10 +38,8 @@ class MailRoom:
         self._boxes: dict[str, Mailbox] = {}
 
     def open(self, request_id: str) -> Mailbox:
-        """A mailbox for a new request. Raises KeyError if the id is in use."""
+        """A mailbox for a new request, whose id is used only once."""
         self._loop = asyncio.get_running_loop()
-        if request_id in self._boxes:
-            raise KeyError(request_id)
         box = self._boxes[request_id] = Mailbox()
         return box
 

@@ -30,7 +30,7 @@ class ReplicaMetrics(Protocol):
         """`count` tokens came `seconds` after the previous ones."""
 
     def finished(self, reason: str, seconds: float, generated_tokens: int) -> None:
-        """A request ended: stop, length, abort or error."""
+        """A request ended: stop, length, abort (its client left), overload or error."""
 
     def levels(self, blocks: Mapping[str, int], running: int, waiting: int, preemptions: int) -> None:
         """Current levels; `blocks` by state from one snapshot. `preemptions` is a total."""

@@ -18,13 +18,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from actors.attention import AttentionPort, PagedAttention, Trace
 from actors.config import Mode
 from actors.errors import ModelNotFound, ModelRefused
+from actors.masks import MaskRecorder
 from actors.step import Piece, StepBatch, build_step
 from actors.support import check_class, check_config, check_layers
 from kvpool.geometry import BlockGeometry
 
 _DTYPES: dict[Mode, torch.dtype] = {"exact": torch.float32, "fast": torch.bfloat16}
 _PROBE_BLOCK_TOKENS = 8
-_PROBE_LIMIT_TOKENS = 512
+_PROBE_WINDOW_TOKENS = 512
 
 
 class PagedModel:
@@ -41,6 +42,7 @@ class PagedModel:
         self.eos_token_ids = _eos_token_ids(model)
         self.context_tokens = int(getattr(model.config, "max_position_embeddings", 0) or 0)
         self.layers = self.kv_heads = self.head_dim = 0
+        self._windows: list[int] = []
 
     def geometry(self, block_tokens: int) -> BlockGeometry:
         """The blocks this model needs."""
@@ -49,7 +51,7 @@ class PagedModel:
 
     def bind(self, pool: torch.Tensor) -> None:
         """Compute over `pool` [blocks, layers, 2, kv_heads, block_tokens, head_dim] from now on."""
-        self._attention = PagedAttention(pool)
+        self._attention = PagedAttention(pool, self._windows)
         self._block_tokens = int(pool.shape[4])
         self._port.handler = self._attention
 
@@ -89,18 +91,19 @@ class PagedModel:
         self._model.set_attn_implementation(self._port.name)
         if config._attn_implementation != self._port.name:
             raise ModelRefused(f"{type(self._model).__name__} keeps its own attention")
-        trace = Trace()
-        self._port.handler = trace
-        with torch.inference_mode():
+        with MaskRecorder(self._port.name) as masks, torch.inference_mode():
+            trace = Trace(masks)
+            self._port.handler = trace
             self._model(input_ids=ids[:, :3], position_ids=torch.arange(3).unsqueeze(0), use_cache=False)
         shape = check_layers(config, trace.layers, trace.calls)
         self.layers, self.kv_heads, self.head_dim = len(trace.layers), shape.kv_heads, shape.key_dim
+        self._windows = [trace.layers[index].window for index in range(self.layers)]
         self._compare(ids, expected)
 
     def _probe_ids(self) -> torch.Tensor:
         """Token ids [1, n] long enough to cross blocks, a chunk border and, where it is short, the sliding window."""
         window = int(getattr(self._model.config, "sliding_window", None) or 0)
-        tokens = 4 * _PROBE_BLOCK_TOKENS + 5 + (window if window <= _PROBE_LIMIT_TOKENS else 0)
+        tokens = 4 * _PROBE_BLOCK_TOKENS + 5 + (window if window <= _PROBE_WINDOW_TOKENS else 0)
         if self.context_tokens:
             tokens = min(tokens, self.context_tokens)
         generator = torch.Generator().manual_seed(1)

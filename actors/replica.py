@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import itertools
 import logging
 import os
 import random
@@ -26,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 from actors.capacity import context_tokens, pool_blocks
 from actors.config import ReplicaConfig
 from actors.engine import Engine, StepOutput
-from actors.errors import ReplicaFailed, RequestRefused
+from actors.errors import ReplicaFailed, ReplicaOverloaded
 from actors.fingerprint import model_fingerprint
 from actors.loader import cache_root
 from actors.mailbox import MailRoom
@@ -65,6 +67,8 @@ class Replica:
         self._metrics = metrics
         self._clock = clock
         self._mail = MailRoom()
+        self._serial = itertools.count()
+        self._closed = False
         self._secret = cluster_secret or load_or_create(cache_root() / "cluster.key")
         self._reporter: asyncio.Task[None] | None = None
         self.replica_id = replica_id
@@ -141,10 +145,9 @@ class Replica:
         """
         self._start_reporter()
         arrived = self._clock()
-        try:
-            box = self._mail.open(request.request_id)
-        except KeyError:
-            raise RequestRefused(f"request id {request.request_id} is in use", "request_id") from None
+        # An abort takes effect after the step in progress, so an id that is used again must not get the old one's tokens.
+        request = dataclasses.replace(request, request_id=f"{request.request_id}.{next(self._serial)}")
+        box = self._mail.open(request.request_id)
         reason, generated, last = "abort", 0, 0.0
         try:
             self._engine.submit(request)
@@ -170,8 +173,8 @@ class Replica:
                 yield delta
                 if delta.finish_reason is not None:
                     return
-        except (ReplicaFailed, RequestRefused):
-            reason = "error"
+        except Exception as error:
+            reason = "overload" if isinstance(error, ReplicaOverloaded) else "error"
             raise
         finally:
             self._mail.close(request.request_id)
@@ -217,6 +220,7 @@ class Replica:
 
     def close(self) -> None:
         """Stop the engine and remove the region. Idempotent."""
+        self._closed = True
         if self._reporter is not None:
             self._reporter.cancel()
             self._reporter = None
@@ -233,7 +237,7 @@ class Replica:
             self._reporter = asyncio.create_task(self._report_levels())
 
     async def _report_levels(self) -> None:
-        while True:
+        while not self._closed:
             self._metrics.levels(
                 self._pool.stats().blocks, self._engine.running, self._engine.waiting, self._engine.preemptions
             )

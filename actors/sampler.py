@@ -4,7 +4,7 @@ Greedy rows take the highest logit, lowest id on ties. Sampled rows draw by inve
 token, a pure function of (seed, choice, position), picks from the cumulative distribution of the tokens that top-k,
 top-p and min-p leave, in id order. The same logits and counter give the same token whatever else is in the batch.
 
-Filters apply in the order temperature, top-k, top-p, min-p, as in vLLM.
+Filters apply in the order temperature, top-k, top-p, min-p, each to what the one before left.
 """
 
 from __future__ import annotations
@@ -35,15 +35,23 @@ def uniform(seed: int, choice: int, position: int) -> float:
     return (int.from_bytes(blake2b(counter, digest_size=8).digest(), "little") >> 11) * 2.0**-53
 
 
-def sample(logits: torch.Tensor, draws: Seq[Draw]) -> list[int]:
-    """One token id per row of float32 `logits` [rows, vocab]. Mutates `logits` where ids are forbidden."""
+@torch.inference_mode()
+def sample(logits: torch.Tensor, draws: Seq[Draw]) -> list[int | None]:
+    """One token id per row of float32 `logits` [rows, vocab]; None for a row that has no finite maximum.
+
+    Mutates `logits` where ids are forbidden.
+    """
     for row, draw in enumerate(draws):
         if draw.forbidden:
             logits[row, list(draw.forbidden)] = float("-inf")
     # max, not argmax: its index is documented to be the first of equal maxima, and it is faster in bfloat16.
-    tokens: list[int] = logits.max(-1).indices.tolist()
+    highest = logits.max(-1)
+    usable: list[bool] = highest.values.isfinite().tolist()
+    tokens: list[int | None] = highest.indices.tolist()
     for row, draw in enumerate(draws):
-        if draw.sampling.temperature > 0:
+        if not usable[row]:
+            tokens[row] = None
+        elif draw.sampling.temperature > 0:
             tokens[row] = _sample_row(logits[row], draw)
     return tokens
 

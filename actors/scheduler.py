@@ -59,6 +59,7 @@ class Scheduler:
         self._max_running = max_running
         self._block_tokens = pool.geometry.block_tokens
         self._computing: dict[bytes, Sequence] = {}
+        self._no_room = False
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
@@ -107,16 +108,12 @@ class Scheduler:
             self.waiting.remove(sequence)
         self._release(sequence)
 
-    def abandon(self, cause: str) -> list[Sequence]:
-        """Take everything out after a failure, through the forced release. Returns what was there."""
-        left = self.running + self.waiting
-        for sequence in self.running:
-            if sequence.table is not None:
-                self._pool.force_release(sequence.table, cause)
-                sequence.table = None
-        self.running, self.waiting = [], []
-        self._computing.clear()
-        return left
+    def force_out(self, sequence: Sequence, cause: str) -> None:
+        """`finish` after a failure: through the pool's forced release, which raises the alarm."""
+        if sequence.table is not None:
+            self._pool.force_release(sequence.table, cause)
+            sequence.table = None
+        self.finish(sequence)
 
     def _decodes(self) -> list[Work]:
         work: list[Work] = []
@@ -153,6 +150,9 @@ class Scheduler:
     def _admissions(self, budget: int) -> list[Sequence]:
         """Move waiting sequences into the running set while budget, places and blocks last."""
         admitted: list[Sequence] = []
+        if self._no_room and self.running:
+            # Nothing was released since the last try, which matched and let go of a whole prefix for nothing.
+            return admitted
         for sequence in self.waiting[:_LOOK_AHEAD]:
             if budget <= 0 or len(self.running) >= self._max_running:
                 break
@@ -161,6 +161,7 @@ class Scheduler:
             if matched < len(keys) and keys[matched] in self._computing:
                 continue
             if not self._take_blocks(sequence, keys):
+                self._no_room = True
                 break
             budget -= min(sequence.pending, budget)
             insort(self.running, sequence, key=_age)
@@ -208,6 +209,7 @@ class Scheduler:
             self._computing.pop(keys[position], None)
 
     def _release(self, sequence: Sequence) -> None:
+        self._no_room = False
         if sequence.table is None:
             return
         for key in sequence.keys[len(sequence.table.keys) :]:

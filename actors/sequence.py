@@ -12,9 +12,9 @@ from kvpool import BlockTable, KeySpace
 class Sequence:
     """State of one request. Only the step thread touches it.
 
-    `tokens` is prompt + generated; `keys` the keys of its full blocks so far, extended by `key_at`. `computed` counts
-    the leading tokens whose K and V are in `table`'s blocks. `cached_tokens` is set at the first admission and never
-    again: a request that is preempted and comes back is still one look-up.
+    `ends` are the ids that end it. `tokens` is prompt + generated; `keys` the keys of its full blocks so far, extended
+    by `key_at`. `computed` counts the leading tokens whose K and V are in `table`'s blocks. `cached_tokens` is set at
+    the first admission and never again: a request that is preempted and comes back is still one look-up.
     """
 
     request: GenerateRequest
@@ -24,16 +24,28 @@ class Sequence:
     arrival: int
     tokens: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
+    ends: frozenset[int] = frozenset()
     table: BlockTable | None = None
     computed: int = 0
     cached_tokens: int | None = None
 
     @classmethod
-    def of(cls, request: GenerateRequest, root: bytes, keyspace: KeySpace, block_tokens: int, arrival: int) -> Sequence:
-        """A waiting sequence for `request`, with the keys of its prompt's full blocks."""
+    def of(
+        cls,
+        request: GenerateRequest,
+        root: bytes,
+        keyspace: KeySpace,
+        block_tokens: int,
+        arrival: int,
+        eos: frozenset[int] = frozenset(),
+    ) -> Sequence:
+        """A waiting sequence for `request`, with the keys of its prompt's full blocks. `eos`: the model's own ends."""
         tokens = list(request.prompt_token_ids)
         keys = keyspace.block_keys(root, tokens, block_tokens)
-        return cls(request, root, keyspace, block_tokens, arrival, tokens, keys)
+        ends = frozenset(request.sampling.stop_token_ids)
+        if not request.sampling.ignore_eos:
+            ends |= eos
+        return cls(request, root, keyspace, block_tokens, arrival, tokens, keys, ends)
 
     @property
     def request_id(self) -> str:
@@ -60,11 +72,15 @@ class Sequence:
             self.keys.append(self.keyspace.extend(parent, self.block_span(len(self.keys))))
         return self.keys
 
-    def finish_reason(self, token: int, eos: frozenset[int], context_tokens: int) -> FinishReason | None:
+    @property
+    def forbidden(self) -> tuple[int, ...]:
+        """Ids the next token may not be: those that would end the sequence before its `min_tokens`."""
+        return tuple(self.ends) if self.generated < self.request.sampling.min_tokens else ()
+
+    def finish_reason(self, token: int, context_tokens: int) -> FinishReason | None:
         """Why the sequence ends with `token`, its newest, or None."""
         sampling = self.request.sampling
-        stops = token in sampling.stop_token_ids or (token in eos and not sampling.ignore_eos)
-        if stops and self.generated > sampling.min_tokens:
+        if token in self.ends and self.generated > sampling.min_tokens:
             return "stop"
         if self.generated >= sampling.max_tokens or len(self.tokens) >= context_tokens:
             return "length"

@@ -15,14 +15,6 @@ from actors.errors import ModelRefused
 
 _SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
-_OTHER_WINDOWS = (
-    "attention_chunk_size",
-    "local_window",
-    "local_attention",
-    "attention_layers",
-    "window_size",
-    "local_attention_window_size",
-)
 
 
 def check_config(config: Any) -> None:
@@ -37,9 +29,6 @@ def check_config(config: Any) -> None:
     others = sorted(set(getattr(config, "layer_types", None) or ()) - _SERVED_LAYER_TYPES)
     if others:
         raise ModelRefused(f"it has layers of type {', '.join(others)}, which keep no paged K and V")
-    for name in _OTHER_WINDOWS:
-        if getattr(config, name, None):
-            raise ModelRefused(f"its config sets {name}, a local attention pattern the kernels do not implement")
 
 
 def check_class(model: Any, parameters: Mapping[str, Any]) -> None:
@@ -64,29 +53,13 @@ def check_layers(config: Any, layers: Mapping[int, LayerShape], calls: int) -> L
         raise ModelRefused(f"layers {missing[:4]} of {expected} make no attention call (recurrent or shared state)")
     if calls != expected or len(layers) != expected:
         raise ModelRefused(f"it makes {calls} attention calls for {expected} layers")
-    shapes = {(s.heads, s.kv_heads, s.key_dim, s.value_dim) for s in layers.values()}
+    shapes = {(layer.heads, layer.kv_heads, layer.key_dim, layer.value_dim) for layer in layers.values()}
     if len(shapes) > 1:
         raise ModelRefused(f"its layers differ in attention shape: {sorted(shapes)}")
     shape = layers[0]
     if shape.key_dim != shape.value_dim:
         raise ModelRefused(f"K and V have different head sizes ({shape.key_dim} and {shape.value_dim})")
-    for index, window in enumerate(_expected_windows(config, expected)):
-        if layers[index].call.window != window:
-            raise ModelRefused(
-                f"layer {index} should see a window of {window} tokens by its config, "
-                f"but passes {layers[index].call.window} to attention (0: none)"
-            )
     return shape
-
-
-def _expected_windows(config: Any, layers: int) -> list[int]:
-    window = int(getattr(config, "sliding_window", None) or 0)
-    if getattr(config, "use_sliding_window", True) is False:
-        window = 0
-    kinds = getattr(config, "layer_types", None)
-    if kinds:
-        return [window if kind == "sliding_attention" else 0 for kind in kinds]
-    return [window] * layers
 
 
 def _rope_types(config: Any) -> set[str]:

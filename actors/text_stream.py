@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from actors.detokenizer import Decoder, Detokenizer
 from actors.engine import StepOutput
 from actors.request import Delta, FinishReason, GenerateRequest
-from actors.stops import StopMatcher
+from actors.stops import Screened, StopMatcher
 
 
 class TextStream:
@@ -18,6 +18,7 @@ class TextStream:
         self._detokenizer = Detokenizer(
             decoder, request.prompt_token_ids, skip_special_tokens=request.skip_special_tokens
         )
+        self._count = 0
         self._matcher = StopMatcher(request.stop, include=request.include_stop_str_in_output)
 
     def feed(self, outputs: Iterable[StepOutput]) -> Delta:
@@ -28,10 +29,15 @@ class TextStream:
             if output.token is None:
                 continue
             tokens.append(output.token)
+            self._count += 1
             reason = output.finish_reason
             # The token that stopped generation is a signal, not text.
             piece = "" if reason == "stop" else self._detokenizer.push(output.token)
-            screened = self._matcher.push(piece if reason is None else piece + self._detokenizer.flush())
+            if reason is not None:
+                piece += self._detokenizer.flush()
+            # No stop string ends the text before min_tokens, as no stop token does.
+            early = self._count <= self._request.sampling.min_tokens
+            screened = Screened(piece) if early else self._matcher.push(piece)
             text.append(screened.text)
             if screened.stop is not None:
                 return Delta("".join(text), tuple(tokens), "stop", screened.stop)

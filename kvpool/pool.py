@@ -43,6 +43,8 @@ from kvpool.sharing import Sharing
 from kvpool.stats import PoolStats
 
 _log = logging.getLogger(__name__)
+_ALARM_BLOCKS = 64
+"""Block numbers named in one alarm; a long prompt holds thousands."""
 _open_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
@@ -263,7 +265,8 @@ class Pool:
     def _force_release(self, table: BlockTable, cause: str) -> int:
         if not table.closed:
             held = table.held()
-            _log.warning("forced release of %d blocks of %s (%s): %s", len(held), table.request_id, cause, held)
+            some = f"{held[:_ALARM_BLOCKS]}{' ...' if len(held) > _ALARM_BLOCKS else ''}"
+            _log.warning("forced release of %d blocks of %s (%s): %s", len(held), table.request_id, cause, some)
             self._forced[cause] += 1
             self._blocks.count("forced_releases")
         return self._release(table)

@@ -83,7 +83,7 @@ class GenerationFields(_Fields):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
     stop: StopList = None
-    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True, max_length=1024)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     stream: bool | None = None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from actors.attention import AttentionCall, PagedAttention
+from actors.attention import Options, PagedAttention
 from actors.errors import ModelRefused
 from actors.step import Piece, build_step
 
@@ -51,7 +51,7 @@ def test_chunks_and_decodes_equal_plain_attention(dtype: torch.dtype, softcap: f
         tuple(torch.randn(heads, length, _DIM).to(dtype) for heads in (_HEADS, _KV_HEADS, _KV_HEADS))
         for length in lengths
     ]
-    attention = PagedAttention(pool)
+    attention = PagedAttention(pool, [window])
     # Three steps: first chunks, then longer chunks over cached blocks, then one token each, all sequences together.
     done = [0] * len(lengths)
     for part in (0.4, 0.9, 1.0):
@@ -64,9 +64,7 @@ def test_chunks_and_decodes_equal_plain_attention(dtype: torch.dtype, softcap: f
             torch.cat([states[i][kind][:, slice(*spans[i])] for i in by_kind], 1)[None] for kind in range(3)
         )
         attention.step = step
-        out, _ = attention(
-            Layer(), query, key, value, None, scaling=0.3, sliding_window=window or None, softcap=softcap or None
-        )
+        out, _ = attention(Layer(), query, key, value, None, scaling=0.3, sliding_window=99, softcap=softcap or None)
         assert out.shape == (1, query.shape[2], _HEADS, _DIM)
         at = 0
         for i in by_kind:
@@ -80,19 +78,18 @@ def test_chunks_and_decodes_equal_plain_attention(dtype: torch.dtype, softcap: f
 
 
 @pytest.mark.parametrize(
-    ("mask", "options", "words"),
+    ("options", "words"),
     [
-        (torch.zeros(1), {}, "mask of its own"),
-        (None, {"is_causal": False}, "not causal"),
-        (None, {"s_aux": torch.zeros(1)}, "s_aux"),
-        (None, {"position_bias": torch.zeros(1), "indices": 3}, "indices, position_bias"),
+        ({"is_causal": False}, "not causal"),
+        ({"s_aux": torch.zeros(1)}, "s_aux"),
+        ({"position_bias": torch.zeros(1), "indices": 3}, "indices, position_bias"),
     ],
 )
-def test_what_the_kernels_do_not_do_is_refused(mask: Any, options: dict[str, Any], words: str) -> None:
+def test_what_the_kernels_do_not_do_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelRefused, match=words):
-        AttentionCall.read(Layer(), 8, mask, options)
+        Options.read(Layer(), 8, options)
 
 
 def test_options_that_say_nothing_are_ignored() -> None:
     options = {"dropout": 0.0, "position_ids": torch.zeros(1), "output_attentions": False, "cu_seq_lens_q": None}
-    assert AttentionCall.read(Layer(), 16, None, options) == AttentionCall(0.25, 0, 0.0)
+    assert Options.read(Layer(), 16, options) == Options(0.25, 0.0)

@@ -72,6 +72,20 @@ def test_long_runs_of_fallback_bytes_stay_whole() -> None:
     assert "".join(pieces) + detokenizer.flush() == text
 
 
+def test_a_prompt_full_of_broken_characters_keeps_the_space_behind_it() -> None:
+    prompt = list("\ufffd".encode()) * 6
+    detokenizer = Detokenizer(ByteFallback(), prompt)
+    pieces = [detokenizer.push(token) for token in (257, 258)]
+    assert "".join(pieces) + detokenizer.flush() == " is the"
+
+
+def test_written_out_replacement_characters_do_not_spoil_what_follows() -> None:
+    text = "aa\ufffd\ufffd😀😀你"
+    detokenizer = Detokenizer(ByteFallback(), [256])
+    pieces = [detokenizer.push(token) for token in text.encode()]
+    assert "".join(pieces) + detokenizer.flush() == text
+
+
 def test_bytes_that_never_form_a_character_do_not_grow_the_window() -> None:
     detokenizer = Detokenizer(Bytes(), [])
     text = "".join(detokenizer.push(0x80) for _ in range(5000)) + detokenizer.flush()

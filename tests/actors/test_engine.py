@@ -194,8 +194,10 @@ def test_a_hanging_step_shows_as_a_stall_and_idling_does_not(tmp_path: Path) -> 
         gate.wait(10)
 
     with EngineRig(tmp_path, stall_s=0.05) as rig:
-        assert not entered.wait(0.1)
-        assert rig.engine.stalled_s == 0.0
+        for _ in range(5):
+            assert not entered.wait(0.1)
+            rig.engine.abort("nobody")
+            assert rig.engine.stalled_s == 0.0
         rig.model.before_step = hang
         rig.submit("a", [1])
         entered.wait(10)
@@ -205,6 +207,34 @@ def test_a_hanging_step_shows_as_a_stall_and_idling_does_not(tmp_path: Path) -> 
         rig.wait("a")
         rig.wait_idle()
         assert rig.engine.stalled_s == 0.0
+
+
+def test_the_inbox_of_a_dead_engine_stays_empty(tmp_path: Path) -> None:
+    with EngineRig(tmp_path) as rig:
+        rig.engine.stop()
+        for _ in range(100):
+            rig.engine.abort("late")
+        assert not rig.engine._inbox
+
+
+def test_an_orderly_stop_raises_no_alarm(tmp_path: Path) -> None:
+    gate = threading.Event()
+    with EngineRig(tmp_path) as rig:
+        rig.model.before_step = lambda pieces: wait_for(gate)
+        rig.submit("a", [1] * 9)
+        while not rig.engine.running:
+            pass
+        threading.Timer(0.1, gate.set).start()
+        assert rig.engine.stop()
+        assert rig.finished["a"] == "failed: the replica is stopping"
+        assert rig.pool.stats().forced_releases == {}
+
+
+def test_ends_outside_the_vocabulary_change_nothing(tmp_path: Path) -> None:
+    with EngineRig(tmp_path, eos=(-1, 500)) as rig:
+        rig.submit("a", [0, 1, 1], max_tokens=6, min_tokens=6)
+        rig.wait("a")
+        assert rig.tokens["a"] == continuation([0, 1, 1], 6, 2)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -6,9 +6,11 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 
 from actors.errors import ModelRefused
 from actors.model import adopt
+from actors.step import Piece
 from tests.fakes.engine_rig import EngineRig
 from tests.fakes.tiny_models import FAMILIES, REFUSED, first_real_mismatch, reference_tokens, tiny_model
 
@@ -63,16 +65,24 @@ def test_rope_that_depends_on_the_batch_is_refused(rope: str) -> None:
         adopt(model, "m")
 
 
-def test_a_window_that_does_not_reach_attention_is_refused() -> None:
-    model = tiny_model("mistral", FAMILIES["mistral"])
-    for layer in model.model.layers:
-        layer.self_attn.config.sliding_window = None
-    model.config.sliding_window = 11
-    adopt(model, "fine").close()
-    model = tiny_model("llama", {})
-    model.config.sliding_window = 11
-    with pytest.raises(ModelRefused, match="window of 11"):
-        adopt(model, "m")
+@pytest.mark.parametrize("window", [11, 40, 600])
+@pytest.mark.parametrize("family", ["mistral", "olmoe", "llama", "qwen3_moe"])
+def test_the_window_is_that_of_the_mask_whatever_else_is_said(family: str, window: int) -> None:
+    # olmoe passes its config's window to attention, but its mask has none; llama has neither, whatever its config says.
+    model = tiny_model(family, FAMILIES[family], sliding_window=window, max_position_embeddings=1024)
+    masks_say = window if family in ("mistral",) else 0
+    paged = adopt(model, family)
+    assert paged._windows == [masks_say] * 3
+    tokens = torch.randint(3, 96, (900,), generator=torch.Generator().manual_seed(1)).tolist()
+    with torch.inference_mode():
+        model.set_attn_implementation("eager")
+        wanted = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+        model.set_attn_implementation(paged._port.name)
+    paged.bind(torch.zeros(60, *paged.geometry(16).shape))
+    for start, end in ((0, 500), (500, 899), (899, 900)):
+        got, _ = paged.forward([Piece(tokens[start:end], start, list(range(60)), True)])
+        assert torch.allclose(got[0], wanted[end - 1], atol=1e-3), (start, end)
+    paged.close()
 
 
 def test_attention_that_computes_something_else_is_refused() -> None:

@@ -175,11 +175,49 @@ async def test_bad_requests_are_refused_and_counted(replica: Replica) -> None:
     for name, ids in (("empty", []), ("range", [10**6]), ("long", [1] * 600)):
         with pytest.raises(RequestRefused):
             await anext(replica.generate(request_of(ids, name)))
-    twin = replica.generate(request_of("x", "twin", 300, ignore_eos=True))
-    await anext(twin)
-    with pytest.raises(RequestRefused, match="in use"):
-        await anext(replica.generate(request_of("x", "twin")))
-    await twin.aclose()
+    with pytest.raises(RequestRefused, match="token ids") as refused:
+        await anext(replica.generate(request_of("x", "stops", stop_token_ids=(10**6,))))
+    assert refused.value.param == "stop_token_ids"
+    metrics = replica._metrics
+    assert isinstance(metrics, Recorded)
+    assert metrics.reasons == {"error": 4}
+
+
+async def test_an_id_used_again_gets_only_its_own_tokens(replica: Replica) -> None:
+    for _ in range(20):
+        first = replica.generate(request_of("first prompt", "same", 300, ignore_eos=True))
+        for _ in range(3):
+            await anext(first)
+        await first.aclose()
+        admitted, deltas = await collect(replica, request_of("second", "same", 5, ignore_eos=True))
+        assert len(tokens_of(deltas)) == 5
+        assert admitted.prompt_tokens == len("second")
+
+
+async def test_min_tokens_delays_every_kind_of_end(replica: Replica) -> None:
+    _, free = await collect(replica, request_of("hello", "free", 60, ignore_eos=True))
+    whole, tokens = text_of(free), tokens_of(free)
+    ends = (tokens[2], tokens[3])
+    _, delayed = await collect(
+        replica, request_of("hello", "ids", 60, ignore_eos=True, stop_token_ids=ends, min_tokens=10)
+    )
+    assert 10 < len(tokens_of(delayed)) <= 60
+    assert not set(tokens_of(delayed)[:10]) & set(ends)
+    _, strings = await collect(
+        replica, request_of("hello", "strings", 60, ignore_eos=True, stop=(whole[2],), min_tokens=40)
+    )
+    assert len(tokens_of(strings)) > 40
+
+
+async def test_one_request_without_a_possible_token_fails_alone(replica: Replica) -> None:
+    everything = tuple(range(replica._model.vocab_size))
+    neighbour = asyncio.create_task(collect(replica, request_of("hello", "good", 60, ignore_eos=True)))
+    for temperature in (0.0, 1.0):
+        impossible = request_of("x", "bad", stop_token_ids=everything, min_tokens=2, temperature=temperature)
+        with pytest.raises(ReplicaFailed, match="every token is forbidden"):
+            await collect(replica, impossible)
+    assert len(tokens_of((await neighbour)[1])) == 60
+    await replica.check_health()
 
 
 async def test_metrics_agree_with_the_events(replica: Replica) -> None:

@@ -26,6 +26,14 @@ def test_forbidden_ids_are_never_taken() -> None:
     assert sample(torch.tensor([[0.0, 9.0, 3.0]]), [draw(temperature=0.0, forbidden=(1,))]) == [2]
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_without_a_finite_maximum_gives_none(bad: float, temperature: float) -> None:
+    logits = torch.tensor([[0.0, bad, 1.0], [0.0, 2.0, 1.0]])
+    tokens = sample(logits, [draw(temperature=temperature), draw(temperature=0.0)])
+    assert tokens == [None, 1]
+
+
 def test_a_row_does_not_depend_on_the_batch() -> None:
     torch.manual_seed(0)
     logits = torch.randn(8, 100)

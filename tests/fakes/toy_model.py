@@ -27,6 +27,7 @@ class ToyModel:
         self.steps = 0
         self.before_step: Callable[[list[Piece]], None] = lambda pieces: None
 
+    @torch.inference_mode()
     def forward(self, pieces: list[Piece]) -> tuple[torch.Tensor, list[int]]:
         """See `actors.engine.TokenModel`."""
         self.before_step(pieces)
