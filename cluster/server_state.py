@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from cluster.errors import UsageError
+
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
@@ -56,8 +58,17 @@ def here(host: str, port: int, url: str, model: str, admin_key: str) -> ServerSt
 
 
 def write(directory: Path, state: ServerState) -> Path:
-    """Store `state`, readable by this user only, whole or not at all. Returns its file."""
+    """Store `state`, readable by this user only, whole or not at all. Returns its file.
+
+    Raises `UsageError` when the directory is another user's or open to others: it may lie in a shared place such as /tmp.
+    """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = directory.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise UsageError(
+            f"{directory} belongs to another user or others may write to it: remove it, or set KVATLAS_RUNTIME_DIR to a "
+            "directory of your own."
+        )
     target = _file(directory, state.port)
     part = target.with_suffix(f".{state.pid}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

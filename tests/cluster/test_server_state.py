@@ -9,7 +9,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from cluster import server_state
+from cluster.errors import UsageError
 from cluster.server_state import ServerState, here, running, runtime_dir, start_ticks
 
 
@@ -81,3 +84,11 @@ def test_where_the_files_are() -> None:
     assert runtime_dir({"KVATLAS_RUNTIME_DIR": "/a", "XDG_RUNTIME_DIR": "/b"}) == Path("/a")
     assert runtime_dir({"XDG_RUNTIME_DIR": "/b"}) == Path("/b/kvatlas")
     assert str(os.getuid()) in runtime_dir({}).name
+
+
+def test_a_directory_open_to_others_is_refused(tmp_path: Path) -> None:
+    open_to_all = tmp_path / "shared"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    with pytest.raises(UsageError, match="KVATLAS_RUNTIME_DIR"):
+        server_state.write(open_to_all, server_state.here("127.0.0.1", 1, "http://x", "m", ""))
