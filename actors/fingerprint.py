@@ -12,9 +12,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 from actors.config import Mode
+from actors.loader import weight_files
 
 _EDGE_BYTES = 64 * 1024
-_WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def model_fingerprint(path: Path, mode: Mode) -> bytes:
@@ -27,7 +27,7 @@ def model_fingerprint(path: Path, mode: Mode) -> bytes:
 
     add(mode.encode())
     add((path / "config.json").read_bytes())
-    for file in sorted(file for pattern in _WEIGHTS for file in path.glob(pattern)):
+    for file in weight_files(path):
         size = file.stat().st_size
         add(file.name.encode())
         add(size.to_bytes(8, "little"))

@@ -40,6 +40,11 @@ def cache_root() -> Path:
     return Path(configured).expanduser() if configured else Path.home() / ".cache" / "kvatlas"
 
 
+def weight_files(path: Path) -> list[Path]:
+    """The files with weights in a model directory, by name."""
+    return sorted(file for pattern in WEIGHTS for file in path.glob(pattern))
+
+
 def resolve_model(name: str, progress: Progress) -> ModelFiles:
     """Find the model `name`, downloading or converting it first where needed.
 
@@ -60,7 +65,7 @@ def _local(path: Path) -> ModelFiles:
         raise ModelNotFound(f"Model path {path} {state}: {WAYS}.")
     if not (path / "config.json").is_file():
         raise ModelNotFound(f"Model path {path} has no config.json: point to the directory that save_pretrained wrote.")
-    if not any(next(path.glob(pattern), None) for pattern in WEIGHTS):
+    if not weight_files(path):
         raise ModelNotFound(
             f"Model path {path} has no weights (*.safetensors or *.bin): copy them next to config.json."
         )

@@ -37,6 +37,11 @@ class Progress(Protocol):
         """Seconds per phase ended so far, in order of first use."""
         ...
 
+    @property
+    def bytes(self) -> dict[str, int]:
+        """Bytes per phase ended so far, of those that counted any."""
+        ...
+
 
 @dataclass(slots=True)
 class SilentProgress:
@@ -44,15 +49,19 @@ class SilentProgress:
 
     clock: Callable[[], float] = time.monotonic
     seconds: dict[str, float] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
 
     @contextmanager
     def phase(self, name: str, detail: str = "") -> Iterator[Phase]:
         """See `Progress.phase`."""
         start = self.clock()
+        phase = Phase(name, detail)
         try:
-            yield Phase(name, detail)
+            yield phase
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + self.clock() - start
+            if phase.done_bytes:
+                self.bytes[name] = self.bytes.get(name, 0) + phase.done_bytes
 
 
 class TerminalProgress:
@@ -67,6 +76,11 @@ class TerminalProgress:
     def seconds(self) -> dict[str, float]:
         """See `Progress.seconds`."""
         return self._silent.seconds
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """See `Progress.bytes`."""
+        return self._silent.bytes
 
     @contextmanager
     def phase(self, name: str, detail: str = "") -> Iterator[Phase]:

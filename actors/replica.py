@@ -30,7 +30,7 @@ from actors.config import ReplicaConfig
 from actors.engine import Engine, StepOutput
 from actors.errors import ReplicaFailed, ReplicaOverloaded
 from actors.fingerprint import model_fingerprint
-from actors.loader import cache_root
+from actors.loader import cache_root, weight_files
 from actors.mailbox import MailRoom
 from actors.metrics import ReplicaMetrics
 from actors.model import load_model
@@ -76,13 +76,15 @@ class Replica:
         # Its bars would be drawn into the log of a process that has no terminal.
         transformers_logging.disable_progress_bar()
         path = Path(model_dir)
-        with self._progress.phase("load"):
+        with self._progress.phase("load") as phase:
+            phase.done_bytes = sum(file.stat().st_size for file in weight_files(path))
             self._model = load_model(path, config.model.served_name, config.engine.mode)
             self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
             fingerprint = model_fingerprint(path, config.engine.mode)
         with contextlib.ExitStack() as undo:
-            with self._progress.phase("allocate"):
+            with self._progress.phase("allocate") as phase:
                 self._region = self._make_region(region_directory, fingerprint)
+                phase.done_bytes = self._region.path.stat().st_size
                 undo.callback(self._region.close)
                 undo.callback(self._region.unlink)
                 self._pool = Pool.create(self._region)
@@ -208,6 +210,7 @@ class Replica:
             integrity=await asyncio.to_thread(self._pool.check_integrity),
             stalled_s=self._engine.stalled_s,
             load_s=dict(self._progress.seconds),
+            load_bytes=dict(self._progress.bytes),
         )
 
     async def check_health(self) -> None:

@@ -12,7 +12,8 @@ class ReplicaStatus:
     `prefix_queried_tokens` and `prefix_hit_tokens` are totals since the replica started, counted once per request.
     `held_blocks` is the number of blocks that some request holds now. `integrity` is the empty string when the pool's
     invariants hold, else the first violation in words. `stalled_s` is 0.0 unless the step thread has made no progress
-    while it had work.
+    while it had work. `load_s` and `load_bytes` are the seconds of each phase of the start, and the bytes of those that
+    moved some.
     """
 
     replica_id: str
@@ -31,3 +32,4 @@ class ReplicaStatus:
     integrity: str
     stalled_s: float
     load_s: dict[str, float]
+    load_bytes: dict[str, int]

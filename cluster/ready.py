@@ -6,6 +6,8 @@ import json
 import shlex
 from typing import Any
 
+from actors.progress import format_bytes
+
 # About 300 tokens, so that well over a dozen blocks are shared; the shell repeats the sentence.
 _LONG = "The atlas lists every block of the cache and the replica that holds it. "
 
@@ -20,7 +22,7 @@ def ready_block(url: str, metrics_url: str, model: str, replicas: list[dict[str,
             (f"replica {status['replica_id']}", f"{status['mode']} mode, context {status['max_model_len']:,} tokens")
         )
         rows.append(("  pool", pool))
-        rows.append(("  loading", ", ".join(f"{name} {took:.1f} s" for name, took in status["load_s"].items())))
+        rows.append(("  loading", ", ".join(_phase(status, name) for name in status["load_s"])))
     rows += [("metrics", metrics_url), ("ready after", f"{seconds:.1f} s")]
     lines = ["", "kvatlas is ready", *(f"  {name:<18} {value}" for name, value in rows if value)]
     lines += ["", "Ask something:", f"  {chat_curl(url, model)}"]
@@ -31,6 +33,12 @@ def ready_block(url: str, metrics_url: str, model: str, replicas: list[dict[str,
     ]
     lines += ["", "Stop with Ctrl-C or `kvatlas stop`."]
     return "\n".join(lines)
+
+
+def _phase(status: dict[str, Any], name: str) -> str:
+    """`load 538 MB in 1.6 s`, or without bytes where a phase moves none."""
+    size = status["load_bytes"].get(name)
+    return f"{name} {f'{format_bytes(size)} in ' if size else ''}{status['load_s'][name]:.1f} s"
 
 
 def chat_curl(url: str, model: str) -> str:

@@ -17,6 +17,7 @@ REPLICA: dict[str, Any] = {
     "capacity_blocks": 4096,
     "block_tokens": 16,
     "load_s": {"load": 1.25, "warm-up": 0.5},
+    "load_bytes": {"load": 538_000_000},
 }
 
 
@@ -36,7 +37,7 @@ def test_the_block_names_what_one_needs() -> None:
         "http://127.0.0.1:8080/metrics",
         "4,096 blocks of 16 tokens = 65,536 tokens",
         "exact mode",
-        "load 1.2 s, warm-up 0.5 s",
+        "load 538 MB in 1.2 s, warm-up 0.5 s",
         "12.3 s",
         chat_curl("http://127.0.0.1:8000", "demo"),
     ):

@@ -27,6 +27,7 @@ READY = ReplicaStatus(
     integrity="",
     stalled_s=0.0,
     load_s={"load": 0.1},
+    load_bytes={"load": 1000},
 )
 
 

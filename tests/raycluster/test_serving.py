@@ -60,6 +60,7 @@ def test_ready_reports_the_replica(served: Served) -> None:
     assert replica["mode"] == "exact"
     assert replica["capacity_blocks"] * replica["block_tokens"] == 4096
     assert {"import", "load", "allocate", "warm-up"} <= set(replica["load_s"])
+    assert set(replica["load_bytes"]) == {"load", "allocate"}
     assert httpx.get(f"{served.url}/health/ready").json() == {"status": "ok", "replicas": 1}
 
 
