@@ -1,1 +1,1 @@
-"""."""
+"""The product: configuration, HTTP API, command line, Serve application, benchmarks."""

@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP edge: validate, tokenize once, stream. Start at `app.build_app`."""
+"""The OpenAI-compatible HTTP application. `cluster.api.app.build_app` makes it; it knows neither Ray nor torch."""
