@@ -24,7 +24,7 @@ install: $(STAMP) ## Create .venv and install kvatlas with exactly the versions 
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or run make PYTHON=/path/to/python"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 serve: install ## Serve a model in the foreground (MODEL=demo PORT=8000 ARGS='--mode exact')
@@ -33,7 +33,7 @@ serve: install ## Serve a model in the foreground (MODEL=demo PORT=8000 ARGS='--
 test: install ## All tests except soak (minutes)
 	$(BIN)/python -m pytest -m "not soak" $(ARGS)
 
-test-fast: install ## Tests without Ray, seconds
+test-fast: install ## Tests without Ray, about a minute on two cores
 	$(BIN)/python -m pytest -m "not ray and not slow and not soak" $(ARGS)
 
 check: install ## Lint, format, types, and the import arrows

@@ -5,9 +5,9 @@ name of its own and put a handler behind it: first a `Trace`, which learns the g
 passes, then `PagedAttention`, which writes K and V into the pool and attends through the block table. The step travels
 on the handler, not through the model's keyword arguments: not every family forwards those.
 
-No mask function is registered under our names, so transformers builds no mask (checked: a mask that arrives is
-refused). Source: transformers' AttentionInterface documentation; the window rule is `key > query - window`, as in its
-masking module.
+Except while a model is traced no mask function is registered under our names, so transformers builds no mask (checked: a
+mask that arrives is refused). What a layer may see was learnt from its mask function, see `actors.masks`. Source:
+transformers' AttentionInterface documentation.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _is_set(value: Any) -> bool:
 
 
 class AttentionPort:
-    """The name under which one model finds its attention. `close()` drops the handler, so that the pool can go."""
+    """The name under which one model finds its attention. Set `handler` to None to let go of what it holds."""
 
     def __init__(self) -> None:
         self.name = f"kvatlas_{next(_port_numbers)}"
@@ -83,10 +83,6 @@ class AttentionPort:
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
         assert self.handler is not None, "attention called outside a step"
         return self.handler(*args, **kwargs)
-
-    def close(self) -> None:
-        """Forget the handler. Calls after this fail."""
-        self.handler = None
 
 
 @dataclass(frozen=True, slots=True)

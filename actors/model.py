@@ -68,10 +68,10 @@ class PagedModel:
         finally:
             self._attention.step = None
 
-    def close(self) -> None:
-        """Let go of the pool. Mutates the registry entry of this model's attention."""
+    def unbind(self) -> None:
+        """Let go of the pool. Computing again needs another `bind`."""
         self._attention = None
-        self._port.close()
+        self._port.handler = None
 
     @torch.inference_mode()
     def _logits(self, step: StepBatch) -> torch.Tensor:
@@ -121,7 +121,7 @@ class PagedModel:
             logits, _ = self.forward([Piece(tokens[start:end], start, blocks, True)])
             wanted = expected[end - 1]
             errors.append(float((logits[0] - wanted).norm() / (wanted - wanted.mean()).norm().clamp_min(1e-9)))
-        self.close_probe()
+        self.unbind()
         exact = self._model.dtype == torch.float32
         # In bfloat16 a rounding can tip a mixture-of-experts choice in one row; a wrong kernel is wrong in most.
         error = max(errors) if exact else sorted(errors)[len(errors) // 2]
@@ -130,11 +130,6 @@ class PagedModel:
                 f"over the paged pool its logits differ from its own eager attention (relative error {error:.2g}); "
                 "its attention does something the kernels do not"
             )
-
-    def close_probe(self) -> None:
-        """Drop the probe's private pool."""
-        self._attention = None
-        self._port.handler = None
 
 
 def load_model(path: Path, name: str, mode: Mode) -> PagedModel:

@@ -4,7 +4,7 @@ Two threads matter. The event loop takes requests, turns tokens into text and st
 meet in the engine's inbox and in the mail room, once per step each way. A request is closed on every path by the
 `finally` of `generate`: finished, refused, cancelled by a client that went away, or failed.
 
-Plain Python: `cluster.app` turns it into a Ray Serve deployment.
+Plain Python: `cluster.engine_deployment` puts it into a Ray Serve deployment.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from kvpool.storage import copy_block, kv_tensor
 
 _log = logging.getLogger(__name__)
 _LEVELS_PERIOD_S = 1.0
+_INTEGRITY_PERIOD_S = 30.0
 REGION_PREFIX = "kvatlas-"
 
 
@@ -68,6 +69,8 @@ class Replica:
         self._clock = clock
         self._mail = MailRoom()
         self._serial = itertools.count()
+        self._checked_at = float("-inf")
+        self._integrity_found = ""
         self._closed = False
         self._secret = cluster_secret or load_or_create(cache_root() / "cluster.key")
         self._reporter: asyncio.Task[None] | None = None
@@ -89,7 +92,7 @@ class Replica:
                 undo.callback(self._region.unlink)
                 self._pool = Pool.create(self._region)
                 undo.callback(self._pool.close)
-                undo.callback(self._model.close)
+                undo.callback(self._model.unbind)
             self._engine = self._make_engine(fingerprint)
             with self._progress.phase("warm-up"):
                 self._warm_up()
@@ -189,9 +192,20 @@ class Replica:
             if output.failure is not None:
                 raise ReplicaFailed(str(output.failure))
 
+    async def _integrity(self) -> str:
+        """The pool's invariants: checked now while nothing runs, else as of the last check if that is recent.
+
+        The check holds the pool's lock for milliseconds, which a health probe must not take from the step thread each time.
+        """
+        if self._engine.running == 0 or self._clock() - self._checked_at > _INTEGRITY_PERIOD_S:
+            self._integrity_found = await asyncio.to_thread(self._pool.check_integrity)
+            self._checked_at = self._clock()
+        return self._integrity_found
+
     async def status(self) -> ReplicaStatus:
-        """A snapshot, with the pool's invariants checked now."""
+        """A snapshot. `integrity` is of now when the replica is at rest, else at most `_INTEGRITY_PERIOD_S` old."""
         self._start_reporter()
+        integrity = await self._integrity()
         stats = self._pool.stats()
         return ReplicaStatus(
             replica_id=self.replica_id,
@@ -207,7 +221,7 @@ class Replica:
             prefix_hit_tokens=stats.prefix_hit_tokens,
             max_model_len=self._context_tokens,
             asyncio_tasks=len(asyncio.all_tasks()),
-            integrity=await asyncio.to_thread(self._pool.check_integrity),
+            integrity=integrity,
             stalled_s=self._engine.stalled_s,
             load_s=dict(self._progress.seconds),
             load_bytes=dict(self._progress.bytes),
@@ -241,9 +255,12 @@ class Replica:
 
     async def _report_levels(self) -> None:
         while not self._closed:
-            self._metrics.levels(
-                self._pool.stats().blocks, self._engine.running, self._engine.waiting, self._engine.preemptions
-            )
+            try:
+                self._metrics.levels(
+                    self._pool.stats().blocks, self._engine.running, self._engine.waiting, self._engine.preemptions
+                )
+            except Exception:
+                _log.exception("could not report the levels of this replica; trying again")
             await asyncio.sleep(_LEVELS_PERIOD_S)
 
 

@@ -42,10 +42,9 @@ def check_class(model: Any, parameters: Mapping[str, Any]) -> None:
 
 
 def check_layers(config: Any, layers: Mapping[int, LayerShape], calls: int) -> LayerShape:
-    """Check the traced attention calls against the config; return the shape all layers share.
+    """Check the traced attention calls; return the shape that all layers share.
 
-    Raises `ModelRefused` where a layer made no call (recurrent state), layers differ, K and V differ, or a sliding
-    window of the config does not reach the attention.
+    Raises `ModelRefused` where a layer made no call (recurrent or shared state), layers differ, or K and V differ.
     """
     expected = int(config.num_hidden_layers)
     missing = sorted(set(range(expected)) - set(layers))

@@ -57,7 +57,7 @@ def _from_file(file: Path | None, known: Mapping[str, Option]) -> Iterable[tuple
         return
     origin = f"file {file}"
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tree = yaml.load(file.read_text(encoding="utf-8"), _OnceLoader)
     except OSError as error:
         raise UsageError(f"Cannot read {origin} ({error.strerror}): check the path given with --config.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -74,6 +74,24 @@ def _from_file(file: Path | None, known: Mapping[str, Option]) -> Iterable[tuple
             if path not in known:
                 raise UsageError(_unknown("option", path, known, origin))
             yield path, origin, raw
+
+
+class _OnceLoader(yaml.SafeLoader):
+    """YAML without repeated keys: PyYAML keeps the last one and says nothing."""
+
+
+def _unique_keys(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if key.value in seen:
+            raise yaml.constructor.ConstructorError(
+                problem=f"{key.value} is set twice", problem_mark=key.start_mark, note=None
+            )
+        seen.add(key.value)
+    return loader.construct_mapping(node, deep=True)
+
+
+_OnceLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_keys)
 
 
 def _mapping(value: object, origin: str, what: str) -> dict[Any, Any]:

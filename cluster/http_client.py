@@ -43,7 +43,9 @@ def get(url: str, timeout_s: float, admin_key: str = "") -> Answer:
             return Answer(error.code, _object(error.read()))
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         reason = getattr(error, "reason", None) or error
-        raise ServeFailed(f"Nothing answers at {url} ({reason}): is the server running? `kvatlas status`.") from error
+        raise ServeFailed(
+            f"Nothing answers at {url} ({reason}): check the address, and that the server is running."
+        ) from error
 
 
 def _object(body: bytes) -> dict[str, Any]:

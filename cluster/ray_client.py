@@ -46,7 +46,7 @@ class RayEngineClient:
                 response.cancel()
 
     async def status(self) -> list[ReplicaStatus]:
-        """See `EngineClient.status`. Asks every replica; one that does not answer in time is left out."""
+        """See `EngineClient.status`. Asks every replica; empty also when one of them does not answer in time."""
         try:
             answers = await self._handle.broadcast("status").results_async(
                 timeout_s=self._status_timeout_s, return_exceptions=True

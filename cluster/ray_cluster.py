@@ -32,7 +32,14 @@ SETTINGS = {
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+SIDE_PORTS = (
+    ("RAY_SERVE_HAPROXY_STATS_PORT", "0.0.0.0", 8404),
+    ("RAY_SERVE_HAPROXY_METRICS_PORT", "0.0.0.0", 9101),
+    ("RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", "0.0.0.0", 8500),
+    ("RAY_SERVE_FALLBACK_PROXY_GRPC_PORT", "0.0.0.0", 9500),
+)
 DEFAULT_METRICS_PORT = 8080
+START_ATTEMPTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +55,10 @@ def prepare_environment(env: MutableMapping[str, str]) -> None:
     """Set what Ray must find in the environment of this process and its children. Mutates `env`."""
     for name, value in SETTINGS.items():
         env.setdefault(name, value)
-    # Two servers on one machine must not fight over HAProxy's side ports.
-    env.setdefault("RAY_SERVE_HAPROXY_STATS_PORT", str(ports.choose("0.0.0.0", 8404)))
-    env.setdefault("RAY_SERVE_HAPROXY_METRICS_PORT", str(ports.choose("0.0.0.0", 9101)))
+    # Serve's side ports, at their defaults where those are free. Two servers on one machine must never share one: the ports
+    # are opened for reuse, so a client of one server would at times be answered by the other.
+    for name, host, default in SIDE_PORTS:
+        env.setdefault(name, str(ports.choose(host, default)))
 
 
 def connect(config: RayConfig, env: MutableMapping[str, str]) -> RayCluster:
@@ -89,21 +97,29 @@ def _start(config: RayConfig) -> RayCluster:
 
     store = config.object_store_bytes
     metrics_port = config.metrics_port or ports.choose("0.0.0.0", DEFAULT_METRICS_PORT)
-    try:
-        ray.init(
-            address="local",
-            # Logical: how many actors fit, not how many cores they use. Ours need little more than one in this number.
-            num_cpus=max(os.cpu_count() or 1, 4),
-            object_store_memory=store,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=False,
-            _metrics_export_port=metrics_port,
-        )
-    except Exception as error:
-        where = os.path.join(tempfile.gettempdir(), "ray", "session_latest", "logs")
-        raise ServeFailed(f"Ray did not start ({_first_line(error)}): its logs are in {where}.") from error
+    for attempt in range(START_ATTEMPTS):
+        try:
+            ray.init(
+                address="local",
+                # Logical: how many actors fit, not how many cores they use. Ours need little more than one in this number.
+                num_cpus=max(os.cpu_count() or 1, 4),
+                object_store_memory=store,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+                _metrics_export_port=metrics_port,
+            )
+            break
+        except Exception as error:
+            # Ray gives its processes half a minute to come up, which a busy machine may exceed.
+            ray.shutdown()
+            if attempt + 1 == START_ATTEMPTS:
+                where = os.path.join(tempfile.gettempdir(), "ray", "session_latest", "logs")
+                raise ServeFailed(
+                    f"Ray did not start ({_first_line(error)}): the machine may be overloaded, so try again; Ray's logs are "
+                    f"in {where}."
+                ) from error
     return RayCluster(private=True, metrics_url=f"http://127.0.0.1:{metrics_port}/metrics")
 
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from cluster.errors import UsageError
+from kvpool.process import start_ticks
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +40,6 @@ def runtime_dir(env: Mapping[str, str]) -> Path:
     if env.get("XDG_RUNTIME_DIR"):
         return Path(env["XDG_RUNTIME_DIR"]) / "kvatlas"
     return Path(tempfile.gettempdir()) / f"kvatlas-{os.getuid()}"
-
-
-def start_ticks(pid: int) -> int:
-    """When process `pid` started, in clock ticks since boot; 0 when there is no such process (or it is a zombie)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
-    fields = stat.rpartition(")")[2].split()  # the name before it may hold spaces and brackets
-    return 0 if fields[0] == "Z" else int(fields[19])
 
 
 def here(host: str, port: int, url: str, model: str, admin_key: str) -> ServerState:

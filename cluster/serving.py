@@ -29,6 +29,8 @@ from cluster.ready import ready_block
 
 # A stop waits this long for requests in progress, then ends them.
 STOP_S = 10.0
+# A replica is done a moment before the last bytes of its answers have left the proxy.
+DRAIN_TAIL_S = 0.3
 
 
 class StopRequested(BaseException):
@@ -79,7 +81,7 @@ def _run(config: Config, files: ModelFiles, progress: Progress, say: Callable[[s
         raise
     finally:
         if cluster is not None:
-            _take_down(cluster)
+            _take_down(cluster, url, state.admin_key)
         server_state.remove(directory, state)
 
 
@@ -130,10 +132,25 @@ def wait_ready(config: Config, url: str) -> list[dict[str, Any]]:
     )
 
 
-def _take_down(cluster: RayCluster) -> None:
-    """Stop within about `STOP_S`: requests in progress may finish until then. A second signal ends the wait."""
+def _drain(url: str, admin_key: str) -> None:
+    """Wait until no replica has a request, at most `STOP_S`. Serve would close the proxy before their streams end."""
+    deadline = time.monotonic() + STOP_S
+    with contextlib.suppress(ServeFailed):  # nothing answers any more: nothing to wait for
+        while time.monotonic() < deadline:
+            answer = http_client.get(f"{url}/debug/state", 2.0, admin_key)
+            replicas = answer.body.get("replicas") or []
+            if not any(status["running"] or status["waiting"] for status in replicas):
+                break
+            time.sleep(0.2)
+    time.sleep(DRAIN_TAIL_S)
+
+
+def _take_down(cluster: RayCluster, url: str, admin_key: str) -> None:
+    """Let requests in progress finish, then stop, each within about `STOP_S`. A second signal ends the wait."""
     from cluster.app import APP_NAME
 
+    with contextlib.suppress(StopRequested, KeyboardInterrupt):
+        _drain(url, admin_key)
     worker = threading.Thread(target=disconnect, args=(cluster, APP_NAME), name="kvatlas-stop", daemon=True)
     worker.start()
     with _hush():  # Ray reports every actor that we end as one that died

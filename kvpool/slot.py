@@ -11,11 +11,11 @@ Limits: 64 slots, one in use at a time.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from kvpool import layout
 from kvpool.control import Control
 from kvpool.errors import PoolError
+from kvpool.process import start_ticks
 from kvpool.region import Region
 
 _WORDS_PER_SLOT = layout.SLOT_BYTES // 8
@@ -36,12 +36,11 @@ def sign(control: Control, slot: int, now_ns: int) -> None:
     slots, first = control.slots, slot * _WORDS_PER_SLOT
     lives = slots[first + layout.SLOT_WORDS["generation"]]
     control.array("slots")[:] = 0
-    signature = {"pid": os.getpid(), "start_time": _start_time(), "generation": lives + 1, "heartbeat": now_ns}
+    signature = {
+        "pid": os.getpid(),
+        "start_time": start_ticks(os.getpid()),
+        "generation": lives + 1,
+        "heartbeat": now_ns,
+    }
     for name, value in signature.items():
         slots[first + layout.SLOT_WORDS[name]] = value
-
-
-def _start_time() -> int:
-    """Returns when this process started, in clock ticks after boot."""
-    text = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
-    return int(text.rpartition(")")[2].split()[19])

@@ -48,7 +48,7 @@ def test_tokens_equal_those_of_generate(tmp_path: Path, family: str) -> None:
             assert rig.cached["1-2"] == 32
             assert rig.cached["1-4"] == 39, "a prompt that is all cached computes its last token"
     finally:
-        paged.close()
+        paged.unbind()
 
 
 @pytest.mark.parametrize("family", sorted(REFUSED))
@@ -82,7 +82,7 @@ def test_the_window_is_that_of_the_mask_whatever_else_is_said(family: str, windo
     for start, end in ((0, 500), (500, 899), (899, 900)):
         got, _ = paged.forward([Piece(tokens[start:end], start, list(range(60)), True)])
         assert torch.allclose(got[0], wanted[end - 1], atol=1e-3), (start, end)
-    paged.close()
+    paged.unbind()
 
 
 def test_attention_that_computes_something_else_is_refused() -> None:

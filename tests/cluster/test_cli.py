@@ -15,6 +15,7 @@ import pytest
 
 from cluster import ports, server_state
 from cluster.cli.main import main
+from kvpool.process import start_ticks
 
 ROOT = Path(__file__).parents[2]
 Command = Callable[..., "Done"]
@@ -138,8 +139,21 @@ def test_nothing_runs(kvatlas: Command) -> None:
 def test_nothing_answers(kvatlas: Command) -> None:
     url = f"http://127.0.0.1:{ports.choose('127.0.0.1', 0)}"
     assert_one_sentence(kvatlas("status", "--url", url), 1, url)
+    told = kvatlas("status", "--url", url, "--json")
+    assert told.returncode == 1
+    assert not json.loads(told.stdout)["ready"]
+    assert url in json.loads(told.stdout)["problem"]
     assert_one_sentence(kvatlas("bench", "serve", "--url", url, "--requests", "1"), 1, url)
     assert_one_sentence(kvatlas("status", "--url", "localhost"), 2, "http://")
+
+
+def test_status_of_a_server_that_is_starting(kvatlas: Command) -> None:
+    state = server_state.here("127.0.0.1", 1234, "http://127.0.0.1:1234", "demo", "key")
+    server_state.write(Path(os.environ["KVATLAS_RUNTIME_DIR"]), state)
+    done = kvatlas("status", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["problem"].startswith("starting for ")
+    assert f"process {os.getpid()}" in kvatlas("status").stdout
 
 
 def test_stop_ends_the_process_of_the_state_file_and_no_other(kvatlas: Command) -> None:
@@ -148,7 +162,7 @@ def test_stop_ends_the_process_of_the_state_file_and_no_other(kvatlas: Command) 
     try:
         assert child.stdout is not None
         child.stdout.readline()
-        ticks = server_state.start_ticks(child.pid)
+        ticks = start_ticks(child.pid)
         state = server_state.ServerState(child.pid, ticks - 1, "h", 1234, "u", "", "m", 0.0)
         server_state.write(directory, state)
         assert_one_sentence(kvatlas("stop"), 2, "kvatlas serve")

@@ -72,6 +72,7 @@ def test_empty_file_and_empty_sections_are_fine(tmp_path: Path) -> None:
         ("engine: {mode: turbo}", ["engine.mode", "'turbo'", "exact", "fast"]),
         ("http: {host: 5}", ["http.host", "5", "text"]),
         ("a: b: c", ["line 1", "YAML"]),
+        ("pool:\n  tokens: 1\n  tokens: 2", ["line 3", "tokens is set twice"]),
         ("\tx", ["line 1", "YAML"]),
     ],
 )

@@ -13,7 +13,8 @@ import pytest
 
 from cluster import server_state
 from cluster.errors import UsageError
-from cluster.server_state import ServerState, here, running, runtime_dir, start_ticks
+from cluster.server_state import ServerState, here, running, runtime_dir
+from kvpool.process import start_ticks
 
 
 def mine(port: int = 8000) -> ServerState:

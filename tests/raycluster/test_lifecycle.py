@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from transformers import AutoConfig
 
@@ -83,6 +84,22 @@ def test_ctrl_c_is_clean(server: Server, words: str) -> None:
     assert "Traceback" not in server.text
     assert server.lines[-1] == "Stopped."
     assert regions() <= before
+
+
+def test_an_answer_in_progress_is_finished_before_a_stop(server: Server) -> None:
+    server.wait_for("Stop with Ctrl-C")
+    url = next(line.split()[-1] for line in server.lines if line.strip().startswith("API")).removesuffix("/v1")
+    model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+    body = {"model": model, "prompt": "x", "max_tokens": 480, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+        lines = answer.iter_lines()
+        first = next(line for line in lines if line.startswith("data: "))
+        assert "error" not in first
+        os.killpg(server.process.pid, signal.SIGINT)
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert '"finish_reason":"length"' in rest[-2].replace(" ", "")
+    assert server.wait(60) == 0
 
 
 def test_a_model_that_is_refused_ends_with_the_reason(
