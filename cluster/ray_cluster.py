@@ -15,7 +15,8 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from cluster import ports
+from actors.loader import cache_root
+from cluster import haproxy, ports
 from cluster.config import RayConfig
 from cluster.errors import ServeFailed, UsageError
 
@@ -59,6 +60,9 @@ def prepare_environment(env: MutableMapping[str, str]) -> None:
     # are opened for reuse, so a client of one server would at times be answered by the other.
     for name, host, default in SIDE_PORTS:
         env.setdefault(name, str(ports.choose(host, default)))
+    binary = haproxy.bundled_binary()
+    if binary is not None and haproxy.BINARY_PATH not in env:
+        env[haproxy.BINARY_PATH] = str(haproxy.write_launcher(binary, cache_root() / "bin"))
 
 
 def connect(config: RayConfig, env: MutableMapping[str, str]) -> RayCluster:
@@ -125,7 +129,10 @@ def _start(config: RayConfig) -> RayCluster:
 
 def _join(address: str, env: MutableMapping[str, str]) -> RayCluster:
     import ray
+    from ray._private.authentication import authentication_token_setup as auth
 
+    # `ray start` guards a new cluster by a token; joining does not look for it by itself.
+    auth.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except Exception as error:

@@ -22,7 +22,7 @@ from actors.loader import ModelFiles, resolve_model
 from actors.progress import Progress
 from cluster import http_client, ports, server_state
 from cluster.config import Config
-from cluster.errors import ServeFailed
+from cluster.errors import ServeFailed, UsageError
 from cluster.failure import refusal
 from cluster.ray_cluster import HAPROXY, RayCluster, connect, disconnect, prepare_environment, quiet
 from cluster.ready import ready_block
@@ -97,8 +97,23 @@ def deploy(config: Config, files: ModelFiles) -> None:
         http_options={"host": config.http.host, "port": config.http.port, "keep_alive_timeout_s": 90},
         logging_config={"enable_access_log": False},
     )
+    _require_our_port(config)
     target = serve.RunTarget(build(config, files), name=APP_NAME, route_prefix="/")
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+
+def _require_our_port(config: Config) -> None:
+    """Raise `UsageError` where Serve runs on the cluster already and listens elsewhere: it keeps the address of its start."""
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client()
+    assert client is not None, "Serve was started a moment ago"
+    actual = client.http_config
+    if (actual.host, actual.port) != (config.http.host, config.http.port):
+        raise UsageError(
+            f"Ray Serve runs on this cluster already and listens on {actual.host}:{actual.port}: use --host {actual.host} "
+            f"--port {actual.port}, or shut it down with `serve shutdown`."
+        )
 
 
 def wait_ready(config: Config, url: str) -> list[dict[str, Any]]:

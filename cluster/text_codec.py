@@ -23,6 +23,11 @@ class TextCodec(Protocol):
         """Token ids are in [0, vocab_size)."""
         ...
 
+    @property
+    def longest_token_chars(self) -> int:
+        """No token stands for more characters than this."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a completion prompt, with the special tokens the model expects at the start."""
         ...
@@ -50,6 +55,8 @@ class TransformersCodec:
         except (OSError, ValueError) as exc:
             raise ModelRefused(f"{directory} holds no tokenizer that transformers can load: {exc}") from exc
         self._vocab_size = min(_tokenizer_ids(self._tokenizer), model_vocab_size)
+        # A byte-level token's spelling has one character a byte, so it is never shorter than its text.
+        self._longest_token_chars = max((len(token) for token in self._tokenizer.get_vocab()), default=1)
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is not None:
             # Settings saved with the tokenizer would cut or pad prompts; and resetting them on first use, while another
@@ -61,6 +68,11 @@ class TransformersCodec:
     def vocab_size(self) -> int:
         """Token ids are in [0, vocab_size)."""
         return self._vocab_size
+
+    @property
+    def longest_token_chars(self) -> int:
+        """Characters of the longest entry of the vocabulary."""
+        return self._longest_token_chars
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text` with its start tokens. Raises `RequestRefused` for half a surrogate pair."""

@@ -14,7 +14,7 @@ from cluster.api.edge import Edge
 from cluster.api.errors import invalid
 from cluster.api.generation import GenerationResponse
 from cluster.api.openapi import json_body
-from cluster.api.plan import plan, tokenize
+from cluster.api.plan import check_messages, plan, tokenize
 from cluster.api.reply import Outcome
 from cluster.api.schemas import ChatRequest, Message, ToolCall
 from cluster.api.validation import validate
@@ -60,9 +60,10 @@ def chat_router(edge: Edge) -> APIRouter:
         """Continue a conversation."""
         body = await read_object(request, edge.settings.max_body_bytes)
         fields = validate(ChatRequest, body, edge.settings.model_name)
+        check_messages(edge, len(fields.messages))
         messages = [template_message(index, message) for index, message in enumerate(fields.messages)]
-        text_chars = sum(len(message.content or "") for message in fields.messages)
-        prompt = await tokenize(text_chars, lambda: edge.codec.render_chat(messages))
+        texts = [message.content or "" for message in fields.messages]
+        prompt = await tokenize(edge, [texts], lambda: edge.codec.render_chat(messages), param="messages")
         planned = plan(edge, fields, [prompt], param="messages", default_max_tokens=None)
         return GenerationResponse(edge, fields, ChatShape(), planned)
 

@@ -58,8 +58,8 @@ def completions_router(edge: Edge) -> APIRouter:
         body = await read_object(request, edge.settings.max_body_bytes)
         fields = validate(CompletionRequest, body, edge.settings.model_name)
         prompts = split_prompts(fields.prompt)
-        text_chars = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-        token_lists = await tokenize(text_chars, lambda: [token_ids(prompt) for prompt in prompts])
+        texts = [[prompt] for prompt in prompts if isinstance(prompt, str)]
+        token_lists = await tokenize(edge, texts, lambda: [token_ids(prompt) for prompt in prompts], param="prompt")
         planned = plan(edge, fields, token_lists, param="prompt", default_max_tokens=DEFAULT_MAX_TOKENS)
         return GenerationResponse(edge, fields, CompletionShape(), planned)
 

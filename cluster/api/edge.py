@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cluster.api.settings import ApiSettings
 from cluster.engine_client import EngineClient
 from cluster.text_codec import TextCodec
+
+TOKENIZING_THREADS = 2
+"""Long texts tokenized at once: each takes a core, and many times its own size in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +19,7 @@ class Edge:
     """Dependencies of the routes.
 
     `new_id` returns an identifier never returned before, `clock` Unix time in seconds, `draw_seed` an integer in
-    [0, 2^64) that nobody can predict.
+    [0, 2^64) that nobody can predict. `tokenizing` bounds the threads that tokenize long texts.
     """
 
     settings: ApiSettings
@@ -24,3 +28,4 @@ class Edge:
     new_id: Callable[[], str]
     clock: Callable[[], float]
     draw_seed: Callable[[], int]
+    tokenizing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TOKENIZING_THREADS))

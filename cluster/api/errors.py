@@ -69,7 +69,8 @@ def unavailable(message: str, code: str) -> ApiError:
 
 
 def shorten(text: str, limit: int = ECHO_CHARS) -> str:
-    """`text`, cut to `limit` characters. Whatever a client sent passes here before it is echoed."""
+    """`text` as UTF-8 can hold it, cut to `limit` characters. Whatever a client sent passes here before it is echoed."""
+    text = text.encode("utf-8", "replace").decode("utf-8")
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

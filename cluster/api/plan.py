@@ -13,10 +13,12 @@ from typing import TypeVar
 
 from actors.request import GenerateRequest, Sampling
 from cluster.api.edge import Edge
-from cluster.api.errors import invalid
+from cluster.api.errors import ApiError, invalid
 from cluster.api.schemas import GenerationFields
 
 THREAD_CHARS = 4096
+TEXT_CHARS = 64
+"""What a text costs beside its length, a message's rendering above all, in characters of tokenizing."""
 U64 = 2**64
 T = TypeVar("T")
 
@@ -29,9 +31,31 @@ class Plan:
     requests: tuple[GenerateRequest, ...]
 
 
-async def tokenize(text_chars: int, work: Callable[[], T]) -> T:
-    """The result of `work`, computed in a thread when `text_chars` are many, so that other requests go on meanwhile."""
-    return work() if text_chars < THREAD_CHARS else await asyncio.to_thread(work)
+async def tokenize(edge: Edge, prompts: Sequence[Sequence[str]], work: Callable[[], T], *, param: str) -> T:
+    """The result of `work`, which tokenizes `prompts`, each of one or more texts: in a thread when they are many or long.
+
+    Raises `ApiError` 400 for a prompt too long to fit the context however it is cut: tokenizing it first would take seconds
+    and gigabytes only to find out.
+    """
+    lengths = [sum(len(text) for text in texts) for texts in prompts]
+    if max(lengths, default=0) > edge.settings.max_model_len * edge.codec.longest_token_chars:
+        raise _too_long(edge, param, f"{max(lengths)} characters, more than so many tokens can hold")
+    if sum(lengths) + TEXT_CHARS * sum(len(texts) for texts in prompts) < THREAD_CHARS:
+        return work()
+    async with edge.tokenizing:
+        return await asyncio.to_thread(work)
+
+
+def check_messages(edge: Edge, count: int) -> None:
+    """Raise `ApiError` 400 for more messages than the context has tokens: each takes at least one."""
+    if count >= edge.settings.max_model_len:
+        raise _too_long(edge, "messages", f"{count} messages, each of at least one token")
+
+
+def _too_long(edge: Edge, param: str, what: str) -> ApiError:
+    limit = edge.settings.max_model_len
+    message = f"This model's maximum context length is {limit} tokens, and your {param} resulted in {what}."
+    return invalid(message, param, "context_length_exceeded")
 
 
 def plan(
@@ -73,7 +97,10 @@ def _sampling(
     edge: Edge, fields: GenerationFields, seed: int, prompt_tokens: int, default_max_tokens: int | None
 ) -> Sampling:
     room = edge.settings.max_model_len - prompt_tokens
-    max_tokens = min(fields.requested_max_tokens or default_max_tokens or room, room)
+    asked = fields.requested_max_tokens or default_max_tokens or room
+    if (fields.min_tokens or 0) > asked:
+        raise invalid(f"'min_tokens' is {fields.min_tokens}, more than the {asked} of 'max_tokens'.", "min_tokens")
+    max_tokens = min(asked, room)
     temperature = edge.settings.default_temperature if fields.temperature is None else fields.temperature
     return Sampling(
         max_tokens=max_tokens,

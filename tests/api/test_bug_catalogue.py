@@ -15,6 +15,7 @@ from actors.request import GenerateRequest
 from tests.api.calls import CHAT, COMPLETIONS, chat_body, completion_body, error_of
 from tests.api.conftest import CONTEXT
 from tests.api.sse_oracle import read_stream
+from tests.fakes.codec import ByteCodec
 from tests.fakes.engine import READY, FakeEngine, Script
 
 PATHS = pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -264,3 +265,39 @@ async def test_long_text_is_tokenized_off_the_loop(client: httpx.AsyncClient, pa
     text = "x" * 50_000
     fields = {"prompt": text} if path == COMPLETIONS else {"messages": [{"role": "user", "content": text}]}
     assert error_of(await client.post(path, json=body_for(path, **fields)), 400)["code"] == "context_length_exceeded"
+
+
+async def test_many_empty_messages_do_not_block_the_loop(client: httpx.AsyncClient) -> None:
+    messages = [{"role": "assistant"}] * 3000
+    response = await client.post(CHAT, json=chat_body(messages=messages))
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+    path: str, client: httpx.AsyncClient, codec: ByteCodec
+) -> None:
+    text = "a " * 40_000
+    body = (
+        completion_body(prompt=text) if path == COMPLETIONS else chat_body(messages=[{"role": "user", "content": text}])
+    )
+    response = await client.post(path, json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert "80000 characters" in response.json()["error"]["message"]
+    assert codec.conversations == []
+
+
+async def test_half_a_surrogate_in_a_part_type_is_a_400(client: httpx.AsyncClient) -> None:
+    body = chat_body(messages=[{"role": "user", "content": [{"type": "\ud800{x}"}]}])
+    raw = json.dumps(body)  # which spells it as an escape
+    response = await client.post(CHAT, content=raw, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("messages.0.content")
+
+
+async def test_min_tokens_above_max_tokens_is_refused_not_cut(client: httpx.AsyncClient) -> None:
+    response = await client.post(COMPLETIONS, json=completion_body(min_tokens=20))
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "min_tokens"

@@ -19,6 +19,11 @@ class ByteCodec:
         """Token ids are in [0, 257)."""
         return 257
 
+    @property
+    def longest_token_chars(self) -> int:
+        """A token is a byte."""
+        return 1
+
     def encode(self, text: str) -> list[int]:
         """The UTF-8 bytes of `text`."""
         return list(text.encode("utf-8"))

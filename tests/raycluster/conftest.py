@@ -44,7 +44,7 @@ class Served:
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of a tiny random model with a byte tokenizer and a chat template."""
     path = tmp_path_factory.mktemp("models") / "tiny"
-    save_tiny_checkpoint(path)
+    save_tiny_checkpoint(path, context_tokens=2048)
     return path
 
 

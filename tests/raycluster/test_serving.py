@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -150,7 +151,7 @@ async def test_cancelling_the_reader_aborts_at_the_replica(served: Served, clien
 
 async def test_a_replicas_refusal_arrives_as_itself(client: RayEngineClient) -> None:
     with pytest.raises(RequestRefused) as caught:
-        async for _ in client.generate(replace(request("too-long"), prompt_token_ids=(7,) * 600)):
+        async for _ in client.generate(replace(request("too-long"), prompt_token_ids=(7,) * 3000)):
             pass
     assert type(caught.value) is RequestRefused
     assert caught.value.message
@@ -171,3 +172,18 @@ def test_metrics_are_exported(served: Served) -> None:
         return all(f"ray_kvatlas_{name}" in text for name in wanted)
 
     assert eventually(exported, 40.0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_after_sending_its_body_apart_is_noticed(served: Served, stream: bool) -> None:
+    fields = {"model": served.model, "prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": stream}
+    body = json.dumps(fields | {"user": "y" * 3000}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    address = httpx.URL(served.url)
+    with socket.create_connection((address.host, address.port or 80)) as client:
+        client.sendall(head.encode())
+        time.sleep(0.05)
+        client.sendall(body)
+        assert eventually(lambda: served.state()["replicas"][0]["running"] == 1, 5)
+    assert eventually(lambda: is_idle(served), 1.5), "the answer is computed to its end"
