@@ -33,8 +33,8 @@ serve: install ## Serve a model in the foreground (MODEL=demo PORT=8000 ARGS='--
 test: install ## All tests except soak (minutes)
 	$(BIN)/python -m pytest -m "not soak" $(ARGS)
 
-test-fast: install ## Tests without Ray, about a minute on two cores
-	$(BIN)/python -m pytest -m "not ray and not slow and not soak" $(ARGS)
+test-fast: install ## Tests without Ray and Redis, about a minute on two cores
+	$(BIN)/python -m pytest -m "not ray and not redis and not slow and not soak" $(ARGS)
 
 check: install ## Lint, format, types, and the import arrows
 	$(BIN)/ruff check .

