@@ -15,7 +15,7 @@ from tests.fakes.engine_rig import EngineRig
 from tests.fakes.tiny_models import FAMILIES, REFUSED, first_real_mismatch, reference_tokens, tiny_model
 
 _NEW_TOKENS = 16
-_QUICK = {"gemma2", "gpt2", "llama", "mistral", "qwen3_moe"}
+_QUICK = {"gemma2", "gpt2", "gpt_oss", "llama", "mamba", "mistral", "qwen3_moe"}
 """Families that `make test-fast` runs too: one for each way the attention differs."""
 
 
@@ -51,7 +51,9 @@ def test_tokens_equal_those_of_generate(tmp_path: Path, family: str) -> None:
         paged.unbind()
 
 
-@pytest.mark.parametrize("family", sorted(REFUSED))
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in sorted(REFUSED)]
+)
 def test_what_cannot_be_served_right_is_refused_with_the_reason(family: str) -> None:
     with pytest.raises(ModelRefused, match=f"{family} cannot be served: .{{20,}}"):
         adopt(tiny_model(family, REFUSED[family]), family)

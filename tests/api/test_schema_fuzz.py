@@ -41,6 +41,7 @@ def _send(path: str, body: Any) -> None:
     assert engine.open_streams == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())

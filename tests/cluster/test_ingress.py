@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.tiny_checkpoint import save_tiny_checkpoint
 
 SCRIPT = """
@@ -19,6 +21,7 @@ import torch
 """
 
 
+@pytest.mark.slow
 def test_tokenizes_without_torch_and_leaves_torch_importable(tmp_path: Path) -> None:
     save_tiny_checkpoint(tmp_path)
     root = Path(__file__).parents[2]

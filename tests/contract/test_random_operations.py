@@ -126,6 +126,7 @@ def run_in(make: Callable[[Path], Backend], todo: list[tuple[str, Any]]) -> None
         run(World(Path(directory), make(Path(directory))), todo)
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(operations)
 def test_the_mirror_ends_up_with_the_truth(todo: list[tuple[str, Any]]) -> None:
