@@ -62,7 +62,9 @@ def test_exact_mode_gives_the_tokens_of_generate(url: str, capsys: pytest.Captur
 def test_five_hundred_requests_with_leaving_clients(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     asyncio.run(run_storm(Storm(url, MODEL, requests=16, longest=200, leave_share=0)))
     before = debug_state(url, ADMIN_KEY)
-    results = asyncio.run(run_storm(Storm(url, MODEL, requests=500, longest=1500, leave_within_s=4, seed=1)))
+    results = asyncio.run(
+        run_storm(Storm(url, MODEL, requests=500, longest=1500, leave_share=0.38, leave_within_s=4, seed=1))
+    )
     with capsys.disabled():
         print(f"\n{dict(results)}")
     assert sum(results.values()) == 500
