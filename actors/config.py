@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Mode = Literal["exact", "fast"]
@@ -27,7 +27,7 @@ class EngineConfig:
     mode: Mode = "fast"
     """`fast`: bfloat16 weights and KV. `exact`: float32 everywhere, token for token what `model.generate` gives."""
     threads: int = 0
-    """Threads of the replica's kernels. 0: all cores but one, at least one; the HTTP side needs the rest."""
+    """Threads of each replica's kernels. 0: an even share of all cores but one, at least one; the HTTP side needs the rest."""
     step_tokens: int = 256
     """Most tokens (decodes + prompt chunks) computed in one step. Larger: faster prefill, longer pauses between tokens."""
     max_running: int = 32
@@ -45,7 +45,26 @@ class PoolConfig:
     block_tokens: int = 16
     """Tokens per block. Prefixes are shared in whole blocks."""
     tokens: int = 0
-    """Pool size in tokens. 0: a quarter of the free shared memory, at most 65,536 tokens."""
+    """Size of each replica's pool, in tokens. 0: an even share of half the free shared memory, at most 65,536 tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryConfig:
+    """The directory: which pool holds which blocks. Without it requests are routed by load only."""
+
+    redis_url: str = field(default="", repr=False, metadata={"secret": True})
+    """Redis 6.2 or newer, as redis://, rediss:// or unix://. Empty: `kvatlas serve` starts a private one."""
+    lease_s: float = 3.0
+    """A pool that has not been heard of for this long gets no requests, and a directory no trust."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The cluster that a replica belongs to. `replicas` share its machine. `secret`: of the block keys, 16 to 64 bytes."""
+
+    cluster_id: str = "local"
+    secret: bytes = field(default=b"", repr=False)
+    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +74,5 @@ class ReplicaConfig:
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     pool: PoolConfig = PoolConfig()
+    directory: DirectoryConfig = DirectoryConfig()
+    membership: Membership = Membership()

@@ -51,11 +51,15 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The request has its blocks and starts computing. `cached_tokens` is measured: prompt tokens not computed again."""
+    """The request has its blocks and starts computing. `cached_tokens` is measured: prompt tokens not computed again.
+
+    `route` says how the request came to this replica; whoever routed it fills it in.
+    """
 
     replica_id: str
     prompt_tokens: int
     cached_tokens: int
+    route: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,12 +14,16 @@ class ReplicaStatus:
     `held_blocks` is the number of blocks that some request holds now. `integrity` is the empty string when the pool's
     invariants hold, else the first violation in words. `stalled_s` is 0.0 unless the step thread has made no progress
     while it had work. `load_s` and `load_bytes` are the seconds of each phase of the start, and the bytes of those that
-    moved some.
+    moved some. `fingerprint` (hexadecimal), `kv_dtype` and `block_tokens` are what the keys of its blocks are rooted in.
+    `publisher` tells how the pool's publication in the directory does (`PublisherStats` as a mapping); empty where there is
+    no directory.
     """
 
     replica_id: str
     model: str
     mode: str
+    fingerprint: str
+    kv_dtype: str
     block_tokens: int
     capacity_blocks: int
     blocks: dict[str, int]
@@ -33,3 +38,4 @@ class ReplicaStatus:
     stalled_s: float
     load_s: dict[str, float]
     load_bytes: dict[str, int]
+    publisher: dict[str, Any]

@@ -9,7 +9,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from actors.config import EngineConfig, ModelConfig, PoolConfig, ReplicaConfig
+from actors.config import DirectoryConfig, EngineConfig, Membership, ModelConfig, PoolConfig, ReplicaConfig
+from router.route_config import RouteConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """How many replicas, and what makes them one cluster."""
+
+    replicas: int = 2
+    """Replicas behind the endpoint, each with a pool of its own."""
+    id: str = ""
+    """Names this cluster in a Redis that several share. Empty: the id of the Ray session."""
+    secret: str = field(default="", repr=False, metadata={"secret": True})
+    """Secret of the block keys, at least 16 characters, the same for every start. Empty: a random one, kept in the cache directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +60,15 @@ class Config:
     """Everything kvatlas can be told."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     pool: PoolConfig = field(default_factory=PoolConfig)
+    directory: DirectoryConfig = field(default_factory=DirectoryConfig)
+    router: RouteConfig = field(default_factory=RouteConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
     ray: RayConfig = field(default_factory=RayConfig)
 
-    def replica(self, served_name: str) -> ReplicaConfig:
-        """The part that a replica needs, with the model's name decided."""
-        return ReplicaConfig(replace(self.model, served_name=served_name), self.engine, self.pool)
+    def replica(self, served_name: str, membership: Membership) -> ReplicaConfig:
+        """The part that a replica needs, with the model's name and the cluster decided."""
+        model = replace(self.model, served_name=served_name)
+        return ReplicaConfig(model, self.engine, self.pool, self.directory, membership)

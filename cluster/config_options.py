@@ -49,6 +49,7 @@ _ANY = float("inf")
 # Every number has a range. A path missing here fails a test.
 RANGES: dict[str, Range] = {
     "model.max_model_len": Range(0, _ANY),
+    "cluster.replicas": Range(1, 256),
     "engine.threads": Range(0, 1024),
     "engine.step_tokens": Range(1, 1 << 20),
     "engine.max_running": Range(1, 65_536),
@@ -56,6 +57,10 @@ RANGES: dict[str, Range] = {
     "engine.stall_s": Range(1, _ANY),
     "pool.block_tokens": Range(1, 1024),
     "pool.tokens": Range(0, 1 << 31),
+    "directory.lease_s": Range(0.5, 3600),
+    "router.prefill_tokens_per_s": Range(1, _ANY),
+    "router.decode_interference_s": Range(0, 60),
+    "router.tie_s": Range(0, 60),
     "http.port": Range(1, 65_535),
     "http.max_body_bytes": Range(1024, 1 << 30),
     "ray.object_store_bytes": Range(80_000_000, _ANY),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Protocol
+from typing import Any, Protocol
 
 from actors.request import Event, GenerateRequest
 from actors.status import ReplicaStatus
@@ -20,5 +20,13 @@ class EngineClient(Protocol):
         ...
 
     async def status(self) -> list[ReplicaStatus]:
-        """One status per live replica; an empty list while none is ready. Raises nothing."""
+        """One status per live replica that answers in time; an empty list while none is ready. Raises nothing."""
+        ...
+
+    def routing(self) -> dict[str, Any]:
+        """What the router of this process knows (`RouteService.report`), ready for JSON. Raises nothing."""
+        ...
+
+    async def check_directory(self) -> list[dict[str, Any]]:
+        """Compares pools, directory and mirror: one record (`PoolCheck`) per pool. Raises `DirectoryError`."""
         ...

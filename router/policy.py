@@ -17,26 +17,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from router.decision import RouteDecision
+from router.route_config import RouteConfig
 from router.view import FloatColumn, RouteRequest, View
-
-
-@dataclass(frozen=True, slots=True)
-class RouteConfig:
-    """How to route."""
-
-    policy: str = "cost"
-    """cost, affinity, least_load, power_of_two or round_robin."""
-    prefill_tokens_per_s: float = 1000.0
-    """Assumed of a replica that has not measured its own rate."""
-    decode_interference_s: float = 0.02
-    """Seconds that one running decode adds to the time to first token of a new request."""
-    tie_s: float = 0.001
-    """Expected times closer than this are equal."""
 
 
 Terms = dict[str, FloatColumn]

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.decision import RouteDecision
-from router.policy import POLICIES, RouteConfig, decide
+from router.policy import POLICIES, decide
+from router.route_config import RouteConfig
 from router.view import RouteRequest, View
 
 

@@ -1,0 +1,22 @@
+"""How to route: the options of the router."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+PolicyName = Literal["cost", "affinity", "least_load", "power_of_two", "round_robin"]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteConfig:
+    """Which replica gets a request."""
+
+    policy: PolicyName = "cost"
+    """`cost` weighs cached prefixes against load, in seconds; the others are baselines."""
+    prefill_tokens_per_s: float = 1000.0
+    """Assumed of a replica that has not measured its own rate."""
+    decode_interference_s: float = 0.02
+    """Seconds that one running decode adds to the time to first token of a new request."""
+    tie_s: float = 0.001
+    """Expected times closer than this are equal."""
