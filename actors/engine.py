@@ -22,6 +22,7 @@ import torch
 
 from actors.config import EngineConfig
 from actors.errors import ReplicaFailed, ReplicaOverloaded, RequestRefused
+from actors.prefill_rate import PrefillRate
 from actors.request import FinishReason, GenerateRequest
 from actors.sampler import Draw, sample
 from actors.scheduler import Scheduler, Work
@@ -56,6 +57,18 @@ class StepOutput:
     failure: ReplicaFailed | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """A request on its way to the step thread. `predicted_tokens`: what its router expects to be cached."""
+
+    request: GenerateRequest
+    predicted_tokens: int
+
+    @property
+    def uncached_tokens(self) -> int:
+        return max(1, len(self.request.prompt_token_ids) - self.predicted_tokens)
+
+
 class Engine:
     """Runs requests over one pool. `start` it once, `stop` it once."""
 
@@ -84,11 +97,12 @@ class Engine:
         self._eos = frozenset(token for token in model.eos_token_ids if 0 <= token < model.vocab_size)
         self._scheduler = Scheduler(pool, copy_block, step_tokens=config.step_tokens, max_running=config.max_running)
         self._sequences: dict[str, Sequence] = {}
-        self._inbox: deque[GenerateRequest | str] = deque()
+        self._inbox: deque[_Arrival | str] = deque()
         self._wake = threading.Condition()
         self._stopping = False
         self._progress_at = clock()
         self._arrivals = 0
+        self._rate = PrefillRate()
         self.failure: ReplicaFailed | None = None
         self._thread = threading.Thread(target=self._run, name="kvatlas-step", daemon=True)
 
@@ -105,8 +119,8 @@ class Engine:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def submit(self, request: GenerateRequest) -> None:
-        """Queue a request. Raises `RequestRefused`, `ReplicaOverloaded` or `ReplicaFailed`; then nothing is queued."""
+    def submit(self, request: GenerateRequest, predicted_tokens: int = 0) -> None:
+        """Queue a request. `predicted_tokens` only helps to say how much work waits here. Raises `RequestRefused`, `ReplicaOverloaded` or `ReplicaFailed`; then nothing is queued."""
         self._check(request)
         with self._wake:
             if self.failure is not None or self._stopping:
@@ -115,7 +129,7 @@ class Engine:
                 raise ReplicaOverloaded(
                     f"{self.waiting} requests wait for this replica already (engine.max_waiting); try again later"
                 )
-            self._leave(request)
+            self._leave(_Arrival(request, predicted_tokens))
 
     def abort(self, request_id: str) -> None:
         """Forget a request, wherever it is. Unknown and finished ids are ignored."""
@@ -123,7 +137,7 @@ class Engine:
             if self.failure is None:
                 self._leave(request_id)
 
-    def _leave(self, command: GenerateRequest | str) -> None:
+    def _leave(self, command: _Arrival | str) -> None:
         """Put a command into the inbox. The caller holds `_wake`."""
         if not (self._inbox or self._sequences):
             # Time spent idle is not time without progress.
@@ -139,8 +153,21 @@ class Engine:
     @property
     def waiting(self) -> int:
         """Requests queued, including those the step thread has not seen yet. A hint: other threads move it."""
-        queued = sum(isinstance(command, GenerateRequest) for command in tuple(self._inbox))
-        return len(self._scheduler.waiting) + queued
+        return len(self._scheduler.waiting) + len(self._arrived())
+
+    @property
+    def queued_prefill_tokens(self) -> int:
+        """Prompt tokens yet to be computed by requests that are here, without what is expected to be cached. A hint."""
+        arriving = sum(arrival.uncached_tokens for arrival in self._arrived())
+        return arriving + self._scheduler.queued_prefill_tokens
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Measured rate of prompt tokens; 0.0 until there was one."""
+        return self._rate.tokens_per_s
+
+    def _arrived(self) -> list[_Arrival]:
+        return [command for command in tuple(self._inbox) if isinstance(command, _Arrival)]
 
     @property
     def preemptions(self) -> int:
@@ -211,17 +238,19 @@ class Engine:
             self._inbox.clear()
         return True
 
-    def _apply(self, command: GenerateRequest | str) -> None:
+    def _apply(self, command: _Arrival | str) -> None:
         if isinstance(command, str):
             sequence = self._sequences.pop(command, None)
             if sequence is not None:
                 self._scheduler.finish(sequence)
             return
-        root = self._keyspace.root(self._root(command.salt))
+        request = command.request
+        root = self._keyspace.root(self._root(request.salt))
         self._arrivals += 1
         block_tokens = self._pool.geometry.block_tokens
-        sequence = Sequence.of(command, root, self._keyspace, block_tokens, self._arrivals, self._eos)
-        self._sequences[command.request_id] = sequence
+        sequence = Sequence.of(request, root, self._keyspace, block_tokens, self._arrivals, self._eos)
+        sequence.predicted_tokens = command.predicted_tokens
+        self._sequences[request.request_id] = sequence
         self._scheduler.add(sequence)
 
     def _step(self) -> bool:
@@ -232,12 +261,14 @@ class Engine:
             self._on_outputs([StepOutput(s.request_id, cached_tokens=s.cached_tokens) for s in admitted])
         if not work:
             return not self._sequences
+        began = self._clock()
         logits, order = self._model.forward([self._piece(item) for item in work])
         tokens = sample(logits, [self._draw(work[index].sequence) for index in order])
         sampled = dict(zip(order, tokens, strict=True))
         self._scheduler.commit(work, {index: token for index, token in sampled.items() if token is not None})
         outputs = [self._settle(work[index].sequence, token) for index, token in sampled.items()]
         self._progress_at = self._clock()
+        self._rate.note(sum(item.count for item in work if item.count > 1), self._progress_at - began)
         if outputs:
             self._on_outputs(outputs)
         return True
@@ -272,7 +303,7 @@ class Engine:
         """Refuse what comes, fail what is here, give every block back; through the forced release unless `orderly`."""
         with self._wake:
             self.failure = failure
-            queued = [command.request_id for command in self._inbox if isinstance(command, GenerateRequest)]
+            queued = [arrival.request.request_id for arrival in self._arrived()]
             self._inbox.clear()
         left = [*self._sequences, *(request_id for request_id in queued if request_id not in self._sequences)]
         for sequence in self._sequences.values():

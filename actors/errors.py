@@ -35,3 +35,7 @@ class ReplicaOverloaded(KvatlasError):
 
 class ReplicaFailed(KvatlasError):
     """The replica cannot serve any request: its step thread died or is stopping (HTTP 503)."""
+
+
+class ReplicaDied(ReplicaFailed):
+    """The replica's process ended with the request in it: another replica can serve it, if nothing was sent yet."""

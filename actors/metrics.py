@@ -8,7 +8,7 @@ request.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
@@ -34,6 +34,9 @@ class ReplicaMetrics(Protocol):
 
     def levels(self, blocks: Mapping[str, int], running: int, waiting: int, preemptions: int) -> None:
         """Current levels; `blocks` by state from one snapshot. `preemptions` is a total."""
+
+    def published(self, report: Mapping[str, Any]) -> None:
+        """How the pool's publication does: `PublisherStats` as a mapping, totals and levels."""
 
 
 class RayMetrics:
@@ -73,7 +76,12 @@ class RayMetrics:
         self._e2e = histogram(
             "e2e_request_latency_seconds", "Arrival at the replica to last token.", _REQUEST_BOUNDARIES
         )
-        self._counted_preemptions = 0
+        self._published = gauge("directory_published_blocks", "Blocks of the pool that the directory lists.")
+        self._publish_lag = gauge("directory_publish_lag_seconds", "For how long the directory has been behind the pool.")
+        self._refused = counter("directory_refused_writes", "Writes that the directory refused, by reason.", "reason")
+        self._sessions = counter("directory_sessions", "Times the pool was announced whole to the directory.")
+        self._publish_failures = counter("directory_publish_failures", "Times the publication was interrupted.")
+        self._counted: dict[tuple[str, str], int] = {}
 
     def looked_up(self, queried_tokens: int, hit_tokens: int) -> None:
         self._queries.inc(queried_tokens)
@@ -99,6 +107,19 @@ class RayMetrics:
             self._blocks.set(count, tags={"state": state})
         self._running.set(running)
         self._waiting.set(waiting)
-        if preemptions > self._counted_preemptions:
-            self._preemptions.inc(preemptions - self._counted_preemptions)
-            self._counted_preemptions = preemptions
+        self._raise_to(self._preemptions, "preemptions", preemptions)
+
+    def published(self, report: Mapping[str, Any]) -> None:
+        self._published.set(report["published_blocks"])
+        self._publish_lag.set(report["lag_s"])
+        self._raise_to(self._sessions, "sessions", report["sessions"])
+        self._raise_to(self._publish_failures, "failures", report["failures"])
+        for reason, total in report["refused"].items():
+            self._raise_to(self._refused, "refused", total, reason)
+
+    def _raise_to(self, counter: Counter, name: str, total: int, reason: str = "") -> None:
+        """Add to `counter` what `total` has grown by since the last time."""
+        grown = total - self._counted.get((name, reason), 0)
+        if grown > 0:
+            counter.inc(grown, tags={"reason": reason} if reason else None)
+            self._counted[name, reason] = total

@@ -27,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from actors.capacity import context_tokens, pool_blocks
 from actors.config import ReplicaConfig
+from actors.cpus import usable_cpus
 from actors.engine import Engine, StepOutput
 from actors.errors import ReplicaFailed, ReplicaOverloaded
 from actors.fingerprint import model_fingerprint
@@ -35,11 +36,13 @@ from actors.mailbox import MailRoom
 from actors.metrics import ReplicaMetrics
 from actors.model import load_model
 from actors.progress import Progress, SilentProgress
+from actors.publication import Publication
 from actors.request import Admitted, Event, GenerateRequest
 from actors.status import ReplicaStatus
 from actors.step import Piece
 from actors.text_stream import TextStream
 from kvpool import DEFAULT_DIRECTORY, KeyRoot, KeySpace, Pool, Region, load_or_create, sweep
+from kvpool.directory import DirectoryWriter, Load, Space
 from kvpool.storage import copy_block, kv_tensor
 
 _log = logging.getLogger(__name__)
@@ -60,9 +63,10 @@ class Replica:
         metrics: ReplicaMetrics,
         progress: Progress | None = None,
         region_directory: Path = DEFAULT_DIRECTORY,
-        cluster_secret: bytes | None = None,
+        directory: Callable[[Space], DirectoryWriter] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`directory` gives the side of the directory that this pool writes to; None: it is published nowhere."""
         self._config = config
         self._progress = progress or SilentProgress()
         self._metrics = metrics
@@ -72,10 +76,10 @@ class Replica:
         self._checked_at = float("-inf")
         self._integrity_found = ""
         self._closed = False
-        self._secret = cluster_secret or load_or_create(cache_root() / "cluster.key")
+        self._secret = config.membership.secret or load_or_create(cache_root() / "cluster.key")
         self._reporter: asyncio.Task[None] | None = None
         self.replica_id = replica_id
-        _use_threads(config.engine.threads)
+        _use_threads(config.engine.threads, config.membership.replicas)
         # Its bars would be drawn into the log of a process that has no terminal.
         transformers_logging.disable_progress_bar()
         path = Path(model_dir)
@@ -83,7 +87,7 @@ class Replica:
             phase.done_bytes = sum(file.stat().st_size for file in weight_files(path))
             self._model = load_model(path, config.model.served_name, config.engine.mode)
             self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-            fingerprint = model_fingerprint(path, config.engine.mode)
+            fingerprint = self._fingerprint = model_fingerprint(path, config.engine.mode)
         with contextlib.ExitStack() as undo:
             with self._progress.phase("allocate") as phase:
                 self._region = self._make_region(region_directory, fingerprint)
@@ -96,6 +100,7 @@ class Replica:
             self._engine = self._make_engine(fingerprint)
             with self._progress.phase("warm-up"):
                 self._warm_up()
+            self._publication = self._publish(directory)
             self._memory = undo.pop_all()
         self._engine.start()
 
@@ -103,7 +108,7 @@ class Replica:
         for path in sweep(directory, REGION_PREFIX):
             _log.warning("removed %s, left by a replica that died", path)
         geometry = self._model.geometry(self._config.pool.block_tokens)
-        blocks = pool_blocks(self._config.pool, geometry, directory)
+        blocks = pool_blocks(self._config.pool, geometry, directory, self._config.membership.replicas)
         name = f"{REGION_PREFIX}{self.replica_id}"
         return Region.create(directory, name, geometry, blocks, fingerprint, random.SystemRandom())
 
@@ -132,6 +137,31 @@ class Replica:
             on_outputs=self._mail.deliver,
         )
 
+    def _publish(self, directory: Callable[[Space], DirectoryWriter] | None) -> Publication | None:
+        if directory is None:
+            return None
+        block_tokens = self._pool.geometry.block_tokens
+        space = Space(self._config.membership.cluster_id, self._fingerprint.hex(), block_tokens)
+        return Publication(
+            self._region,
+            self.replica_id,
+            directory(space),
+            load=self._load,
+            lease_s=self._config.directory.lease_s,
+            clock=self._clock,
+            rng=random.SystemRandom(),
+        )
+
+    def _load(self) -> Load:
+        """How busy the replica is now. Called by the publisher's thread."""
+        return Load(
+            queued_prefill_tokens=self._engine.queued_prefill_tokens,
+            running=self._engine.running,
+            waiting=self._engine.waiting,
+            free_blocks=self._pool.unused(),
+            prefill_tokens_per_s=self._engine.prefill_tokens_per_s,
+        )
+
     def _warm_up(self) -> None:
         """Run a chunk, a cached chunk and a decode once, so that no request pays for compiling and first touches."""
         tokens = min(2 * self._config.pool.block_tokens + 1, self._context_tokens)
@@ -143,10 +173,10 @@ class Replica:
                     self._model.forward([Piece([0] * (end - start), start, table.blocks, True)])
         self._pool.release(table)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event]:
+    async def generate(self, request: GenerateRequest, predicted_tokens: int = 0) -> AsyncGenerator[Event]:
         """Yield one `Admitted`, then `Delta`s until one has a finish reason. Closing the generator aborts the request.
 
-        Raises `RequestRefused`, `ReplicaOverloaded`, `ReplicaFailed`.
+        `predicted_tokens` of the prompt were expected to be cached here when it was routed. Raises `RequestRefused`, `ReplicaOverloaded`, `ReplicaFailed`.
         """
         self._start_reporter()
         arrived = self._clock()
@@ -155,7 +185,7 @@ class Replica:
         box = self._mail.open(request.request_id)
         reason, generated, last = "abort", 0, 0.0
         try:
-            self._engine.submit(request)
+            self._engine.submit(request, predicted_tokens)
             text = TextStream(request, self._tokenizer)
             while True:
                 outputs = await box.take()
@@ -209,8 +239,11 @@ class Replica:
         stats = self._pool.stats()
         return ReplicaStatus(
             replica_id=self.replica_id,
+            pid=os.getpid(),
             model=self._config.model.served_name,
             mode=self._config.engine.mode,
+            fingerprint=self._fingerprint.hex(),
+            kv_dtype=self._pool.geometry.dtype,
             block_tokens=self._pool.geometry.block_tokens,
             capacity_blocks=self._pool.capacity_blocks,
             blocks=dict(stats.blocks),
@@ -225,7 +258,12 @@ class Replica:
             stalled_s=self._engine.stalled_s,
             load_s=dict(self._progress.seconds),
             load_bytes=dict(self._progress.bytes),
+            publisher=self._publication.report() if self._publication is not None else {},
         )
+
+    async def indexed_keys(self) -> bytes:
+        """The keys of every block that can be matched now, packed, in no order."""
+        return await asyncio.to_thread(self._pool.indexed_keys)
 
     async def check_health(self) -> None:
         """Raise `ReplicaFailed` when the step thread died, or hangs with work in hand. Ray Serve then replaces the replica."""
@@ -238,6 +276,8 @@ class Replica:
     def close(self) -> None:
         """Stop the engine and remove the region. Idempotent."""
         self._closed = True
+        if self._publication is not None:
+            self._publication.close()  # first of all: nobody should be sent here any more
         if self._reporter is not None:
             self._reporter.cancel()
             self._reporter = None
@@ -259,17 +299,19 @@ class Replica:
                 self._metrics.levels(
                     self._pool.stats().blocks, self._engine.running, self._engine.waiting, self._engine.preemptions
                 )
+                if self._publication is not None:
+                    self._metrics.published(self._publication.report())
             except Exception:
                 _log.exception("could not report the levels of this replica; trying again")
             await asyncio.sleep(_LEVELS_PERIOD_S)
 
 
-def _use_threads(threads: int) -> None:
-    """Give torch and numba the same number of threads.
+def _use_threads(threads: int, replicas: int) -> None:
+    """Give torch and numba the same number of threads; 0: an even share of the machine among its `replicas`.
 
-    0 leaves one core to the ingress, the proxy and our own event loop: OpenMP threads that wait for each other lose far more when
-    one of them is descheduled than the missing core would add.
+    The share leaves one core to the ingress, the proxy and our own event loop: OpenMP threads that wait for each other lose far
+    more when one of them is descheduled than the missing core would add.
     """
-    count = threads or max(1, len(os.sched_getaffinity(0)) - 1)
+    count = threads or max(1, (usable_cpus() - 1) // replicas)
     torch.set_num_threads(count)
     numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))

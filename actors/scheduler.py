@@ -64,6 +64,11 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.preemptions = 0
 
+    @property
+    def queued_prefill_tokens(self) -> int:
+        """Prompt tokens that running and waiting sequences have yet to compute. A hint for other threads."""
+        return sum(sequence.uncached for sequence in (*self.running, *self.waiting))
+
     def add(self, sequence: Sequence) -> None:
         """Put a new sequence at its place in the waiting line."""
         insort(self.waiting, sequence, key=_age)

@@ -15,6 +15,7 @@ class Sequence:
     `ends` are the ids that end it. `tokens` is prompt + generated; `keys` the keys of its full blocks so far, extended
     by `key_at`. `computed` counts the leading tokens whose K and V are in `table`'s blocks. `cached_tokens` is set at
     the first admission and never again: a request that is preempted and comes back is still one look-up.
+    `predicted_tokens` of the prompt are expected to be found cached, by whoever sent it here.
     """
 
     request: GenerateRequest
@@ -28,6 +29,7 @@ class Sequence:
     table: BlockTable | None = None
     computed: int = 0
     cached_tokens: int | None = None
+    predicted_tokens: int = 0
 
     @classmethod
     def of(
@@ -60,6 +62,13 @@ class Sequence:
     def pending(self) -> int:
         """Tokens known but not computed: 1 while decoding, more while prefilling."""
         return len(self.tokens) - self.computed
+
+    @property
+    def uncached(self) -> int:
+        """Prompt tokens it will probably have to compute: exact while it runs, a guess before."""
+        if self.table is None:
+            return max(1, self.pending - self.predicted_tokens)
+        return self.pending if self.pending > 1 else 0
 
     def block_span(self, position: int) -> list[int]:
         """Token ids of block `position`, which must be full."""

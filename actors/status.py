@@ -20,6 +20,7 @@ class ReplicaStatus:
     """
 
     replica_id: str
+    pid: int
     model: str
     mode: str
     fingerprint: str

@@ -1,4 +1,4 @@
-"""The Serve application: one engine deployment, one ingress deployment, bound together.
+"""The Serve application: the engine deployment with its replicas, and the ingress deployment with the router to them.
 
 `kvatlas serve` uses `build`; `serve run cluster.app:app_from_env` and KubeRay use `app_from_env`, which reads the same
 configuration sources except flags.
@@ -11,9 +11,11 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
 
 from actors.loader import ModelFiles, resolve_model
 from actors.progress import TerminalProgress
+from cluster import membership
 from cluster.config import Config
 from cluster.config_sources import load
 from cluster.engine_deployment import EngineDeployment
@@ -22,6 +24,7 @@ from cluster.ingress import Ingress, IngressSettings
 APP_NAME = "kvatlas"
 ENGINE_NAME = "engine"
 INGRESS_NAME = "ingress"
+ROUTER = "router.serve_router.PrefixRouter"
 
 # The replica keeps its own waiting line and refuses what exceeds it with a reason; Serve must not queue in front of it.
 MAX_ONGOING = 4096
@@ -35,10 +38,12 @@ def served_name(config: Config, files: ModelFiles) -> str:
 def build(config: Config, files: ModelFiles) -> Application:
     """The application for `config`, serving the model at `files` (a path that every node can read)."""
     name = served_name(config, files)
+    member = membership.of(config.cluster)
     engine = serve.deployment(
         name=ENGINE_NAME,
-        num_replicas=1,
+        num_replicas=config.cluster.replicas,
         max_ongoing_requests=MAX_ONGOING,
+        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         ray_actor_options={"num_cpus": 1},
         graceful_shutdown_timeout_s=120,
         graceful_shutdown_wait_loop_s=0.5,
@@ -60,8 +65,11 @@ def build(config: Config, files: ModelFiles) -> Application:
         model_dir=str(files.path),
         max_body_bytes=config.http.max_body_bytes,
         admin_key=config.http.admin_key,
+        membership=member,
+        directory=config.directory,
+        router=config.router,
     )
-    return ingress.bind(settings, engine.bind(config.replica(name), str(files.path)))
+    return ingress.bind(settings, engine.bind(config.replica(name, member), str(files.path)))
 
 
 def app_from_env(options: dict[str, Any] | None = None) -> Application:

@@ -59,6 +59,8 @@ RANGES: dict[str, Range] = {
     "pool.tokens": Range(0, 1 << 31),
     "directory.lease_s": Range(0.5, 3600),
     "router.prefill_tokens_per_s": Range(1, _ANY),
+    "router.rate_tolerance": Range(0, 100),
+    "router.recompute_weight": Range(0, 100),
     "router.decode_interference_s": Range(0, 60),
     "router.tie_s": Range(0, 60),
     "http.port": Range(1, 65_535),
@@ -66,6 +68,13 @@ RANGES: dict[str, Range] = {
     "ray.object_store_bytes": Range(80_000_000, _ANY),
     "ray.metrics_port": Range(0, 65_535),
     "ray.start_timeout_s": Range(1, _ANY),
+}
+
+# What texts may look like, and the words for it.
+PATTERNS: dict[str, tuple[str, str]] = {
+    "cluster.id": (r"[A-Za-z0-9._-]{0,64}", "up to 64 letters, digits, dots, dashes and underscores"),
+    "cluster.secret": (r"|.{16,}", "at least 16 characters"),
+    "directory.redis_url": (r"|(redis|rediss|unix)://\S+", "an address that starts with redis://, rediss:// or unix://"),
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from cluster.config import Config
-from cluster.config_options import RANGES, Option, options, sections
+from cluster.config_options import PATTERNS, RANGES, Option, options, sections
 from cluster.errors import UsageError
 
 ENV_PREFIX = "KVATLAS_"
@@ -26,7 +27,7 @@ ENV_PREFIX = "KVATLAS_"
 OTHER_ENVIRONMENT = {
     "KVATLAS_CONFIG": "Path of the YAML file that is read when --config is not given.",
     "KVATLAS_CACHE_DIR": "Directory for converted models. Default: ~/.cache/kvatlas.",
-    "KVATLAS_RUNTIME_DIR": "Directory for the state files of running servers. Default: $XDG_RUNTIME_DIR/kvatlas.",
+    "KVATLAS_RUNTIME_DIR": "Directory for the state files and the private Redis of running servers. Default: $XDG_RUNTIME_DIR/kvatlas.",
 }
 
 
@@ -104,12 +105,18 @@ def _mapping(value: object, origin: str, what: str) -> dict[Any, Any]:
     return value
 
 
+# What Kubernetes sets in every pod for a Service whose name begins with "kvatlas".
+_OF_KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+
+
 def _from_env(env: Mapping[str, str], known: Mapping[str, Option]) -> Iterable[tuple[str, str, Any]]:
     by_name = {option.env: path for path, option in known.items()}
     for name, raw in sorted(env.items()):
         if not name.startswith(ENV_PREFIX) or name in OTHER_ENVIRONMENT:
             continue
         if name not in by_name:
+            if _OF_KUBERNETES.fullmatch(name) and "__" not in name:
+                continue
             raise UsageError(_unknown("variable", name, [*by_name, *OTHER_ENVIRONMENT], "the environment"))
         yield by_name[name], f"env {name}", raw
 
@@ -139,6 +146,9 @@ def _convert(option: Option, raw: Any, origin: str) -> Any:
     allowed = RANGES.get(option.path)
     if allowed is not None and not allowed.low <= value <= allowed.high:
         raise UsageError(f"{option.path} cannot be {shown} ({origin}): give a number {allowed}.")
+    pattern, words = PATTERNS.get(option.path, ("", ""))
+    if pattern and not re.fullmatch(pattern, value, re.DOTALL):
+        raise UsageError(f"{option.path} cannot be {shown} ({origin}): give {words}.")
     return value
 
 

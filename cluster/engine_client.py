@@ -15,7 +15,9 @@ class EngineClient(Protocol):
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Event]:
         """Yield one `Admitted`, then `Delta`s; the last has a finish reason. `aclose()` aborts the request.
 
-        Raises `RequestRefused` (client error), `ReplicaOverloaded`, `ReplicaFailed`; before `Admitted` or after.
+        Another `Admitted` before the first `Delta` means that the request moved to another replica, and takes the place of
+        the one before. Raises `RequestRefused` (client error), `ReplicaOverloaded`, `ReplicaFailed`; before `Admitted` or
+        after. Nothing of the transport comes out.
         """
         ...
 

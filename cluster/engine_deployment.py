@@ -7,7 +7,9 @@ and everything heavy is imported where it is built.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+import random
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 
 from ray import serve
 
@@ -15,6 +17,8 @@ from actors.config import ReplicaConfig
 from actors.progress import SilentProgress
 from actors.request import Event, GenerateRequest
 from actors.status import ReplicaStatus
+from cluster import membership
+from kvpool.directory import DirectoryWriter, Space
 
 
 class EngineDeployment:
@@ -26,14 +30,24 @@ class EngineDeployment:
             from actors.metrics import RayMetrics
             from actors.replica import Replica
         replica_id = serve.get_replica_context().replica_id.unique_id
-        metrics = RayMetrics(config.model.served_name, replica_id)
-        self._replica = Replica(config, model_dir, replica_id=replica_id, metrics=metrics, progress=progress)
+        self._replica = Replica(
+            replace(config, membership=membership.joined(config.membership)),
+            model_dir,
+            replica_id=replica_id,
+            metrics=RayMetrics(config.model.served_name, replica_id),
+            progress=progress,
+            directory=_writer(config.directory.redis_url),
+        )
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event]:
+    async def generate(self, request: GenerateRequest, predicted_tokens: int = 0) -> AsyncGenerator[Event]:
         """See `Replica.generate`. Closing this generator, as Serve does when a caller leaves, closes the replica's at once."""
-        async with contextlib.aclosing(self._replica.generate(request)) as events:
+        async with contextlib.aclosing(self._replica.generate(request, predicted_tokens)) as events:
             async for event in events:
                 yield event
+
+    async def indexed_keys(self) -> tuple[str, bytes]:
+        """The replica's id, and `Replica.indexed_keys`."""
+        return self._replica.replica_id, await self._replica.indexed_keys()
 
     async def status(self) -> ReplicaStatus:
         """See `Replica.status`."""
@@ -48,3 +62,12 @@ class EngineDeployment:
         replica = getattr(self, "_replica", None)  # the constructor may have failed
         if replica is not None:
             replica.close()
+
+
+def _writer(redis_url: str) -> Callable[[Space], DirectoryWriter] | None:
+    """What opens the directory at `redis_url` for writing; None where there is none."""
+    if not redis_url:
+        return None
+    from kvpool.directory.redis_backend import RedisWriter
+
+    return lambda space: RedisWriter(redis_url, space, random.SystemRandom())

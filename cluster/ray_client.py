@@ -1,5 +1,8 @@
 """`EngineClient` over a Ray Serve handle: requests go to replicas as streams of events, errors come back as ours.
 
+Each request has a ticket at the router for as long as it lives; the router's adapter inside Serve finds it there by the request's id.
+A request whose replica dies before its first token is sent once more, to another replica.
+
 Ray wraps what a replica raises (`RayTaskError`) and has errors of its own for dead replicas and full queues. Here they become
 the exceptions that `EngineClient` promises, so that the HTTP app knows nothing of Ray.
 """
@@ -8,30 +11,78 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
-from actors.errors import ReplicaFailed, ReplicaOverloaded
-from actors.request import Event, GenerateRequest
+from actors.errors import ReplicaDied, ReplicaFailed, ReplicaOverloaded
+from actors.request import Admitted, Event, GenerateRequest
 from actors.status import ReplicaStatus
+from cluster.directory_check import compare
+from cluster.prefix_keys import PrefixKeys
+from kvpool.directory import DirectoryReader, DirectoryUnavailable
+from router.mirror import Mirror
+from router.service import RouteService
 
 logger = logging.getLogger(__name__)
 
+ANSWER_S = 2.0
+"""A replica that takes longer to tell its status is left out."""
+
 
 class RayEngineClient:
-    """Requests and status over `handle`. `status_timeout_s` bounds the wait for a replica that does not answer."""
+    """Requests and status over `handle`, routed by `routes`. `mirror` and `open_reader` are None without a directory."""
 
-    def __init__(self, handle: DeploymentHandle[Any], status_timeout_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        handle: DeploymentHandle[Any],
+        routes: RouteService,
+        keys: PrefixKeys,
+        mirror: Mirror | None = None,
+        open_reader: Callable[[], DirectoryReader] | None = None,
+    ) -> None:
         self._streams = handle.options(method_name="generate", stream=True)
         self._handle = handle
-        self._status_timeout_s = status_timeout_s
+        self._routes = routes
+        self._keys = keys
+        self._mirror = mirror
+        self._open_reader = open_reader
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event]:
-        """See `EngineClient.generate`. Leaving the generator early, by `aclose` or cancellation, aborts the request."""
+        """See `EngineClient.generate`. Leaving the generator early, by `aclose` or cancellation, aborts the request.
+
+        A second `Admitted` before the first `Delta` means that the request began anew on another replica.
+        """
+        keys = self._keys.of(request)
+        prompt_tokens, output_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
+        with self._routes.ticket(request.request_id, keys, prompt_tokens, output_tokens) as ticket:
+            for is_last_try in (False, True):
+                has_token = False
+                try:
+                    async with aclosing(self._stream(request)) as events:
+                        async for event in events:
+                            if isinstance(event, Admitted):
+                                ticket.admitted(event.replica_id, event.cached_tokens)
+                                decision = ticket.decision
+                                event = replace(event, route=decision.header() if decision is not None else "")
+                            elif not has_token:
+                                has_token = True
+                                ticket.started()
+                            yield event
+                    return
+                except ReplicaDied as error:
+                    if has_token or is_last_try:
+                        raise
+                    logger.warning("request %s goes to another replica: %s", request.request_id, error)
+                    ticket.retry()
+
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Event]:
+        """One try. The handle's errors come out translated."""
         response = cast("DeploymentResponseGenerator[Event]", self._streams.remote(request))
         ended = False
         try:
@@ -46,30 +97,54 @@ class RayEngineClient:
                 response.cancel()
 
     async def status(self) -> list[ReplicaStatus]:
-        """See `EngineClient.status`. Asks every replica; empty also when one of them does not answer in time."""
-        try:
-            answers = await self._handle.broadcast("status").results_async(
-                timeout_s=self._status_timeout_s, return_exceptions=True
-            )
-        except (TimeoutError, RayError, DeploymentUnavailableError) as error:
-            logger.debug("no replica status: %s", error)
+        """See `EngineClient.status`."""
+        return await replica_statuses(self._handle)
+
+    def routing(self) -> dict[str, Any]:
+        """See `EngineClient.routing`."""
+        return self._routes.report()
+
+    async def check_directory(self) -> list[dict[str, Any]]:
+        """See `EngineClient.check_directory`; empty without a directory."""
+        if self._mirror is None or self._open_reader is None:
             return []
-        return [answer for answer in answers if isinstance(answer, ReplicaStatus)]
+        answers = await ask_all(self._handle, "indexed_keys", 5 * ANSWER_S)
+        truth = dict(answer for answer in answers if not isinstance(answer, BaseException))
+        if not truth or len(truth) < len(answers):
+            raise DirectoryUnavailable(f"{len(truth)} of {len(answers)} replicas told what they hold: try again")
+        return [asdict(found) for found in await asyncio.to_thread(compare, truth, self._mirror, self._open_reader)]
+
+
+async def replica_statuses(handle: DeploymentHandle[Any]) -> list[ReplicaStatus]:
+    """The status of every replica that answers in time; empty while there is none. Raises nothing."""
+    return [answer for answer in await ask_all(handle, "status", ANSWER_S) if isinstance(answer, ReplicaStatus)]
+
+
+async def ask_all(handle: DeploymentHandle[Any], method: str, limit_s: float) -> list[Any]:
+    """What `method` returns at every replica; the exception of one that fails or takes longer than `limit_s`. Raises nothing."""
+    try:
+        # Ray's own `results_async` gives nothing at all when a single replica is late.
+        asked = await asyncio.wait_for(handle.broadcast(method)._fetch_replica_results_async(), limit_s)
+    except (TimeoutError, RayError, DeploymentUnavailableError) as error:
+        logger.debug("no replica answers %s: %s", method, error)
+        return []
+    waits = [asyncio.wait_for(one.get_async(), limit_s) for one in asked]
+    return await asyncio.gather(*waits, return_exceptions=True)
 
 
 def translate(error: Exception) -> Exception:
     """Our exception for one that came out of a handle; an unknown one stays what it was at the replica."""
     if isinstance(error, RayTaskError):
-        cause = error.cause
-        if isinstance(cause, RayTaskError):  # a replica's own call into Ray failed
-            return translate(cause)
-        return cause if isinstance(cause, Exception) else ReplicaFailed(str(cause))
+        cause = error.cause  # which may be of Ray, where a replica's own call into Ray failed
+        return translate(cause) if isinstance(cause, Exception) else ReplicaFailed(str(cause))
     if isinstance(error, BackPressureError):
         return ReplicaOverloaded("The waiting line of the replicas is full: retry in a moment.")
     if isinstance(error, DeploymentUnavailableError):
         return ReplicaFailed("No replica is available: see `kvatlas status`.")
     if isinstance(error, RayActorError):
-        return ReplicaFailed("The replica died while it served this request: send it again.")
+        return ReplicaDied("The replica died while it served this request: send it again.")
+    if isinstance(error, RayError):  # cancelled; its node, owner or object lost: not the request's fault
+        return ReplicaFailed("Ray lost the request on its way: send it again.")
     if isinstance(error, asyncio.TimeoutError):
         return ReplicaFailed("The replica did not answer in time: see `kvatlas status`.")
     return error

@@ -45,11 +45,16 @@ START_ATTEMPTS = 2
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """A cluster we are connected to. `missing_haproxy` names nodes of a joined cluster that were started without it."""
+    """A cluster we are connected to.
+
+    `missing_haproxy` names nodes of a joined cluster that were started without it. `shared_host` is the address under which the
+    cluster's nodes reach this machine; empty when there are no others.
+    """
 
     private: bool
     metrics_url: str
     missing_haproxy: tuple[str, ...] = ()
+    shared_host: str = ""
 
 
 def prepare_environment(env: MutableMapping[str, str]) -> None:
@@ -65,14 +70,14 @@ def prepare_environment(env: MutableMapping[str, str]) -> None:
         env[haproxy.BINARY_PATH] = str(haproxy.write_launcher(binary, cache_root() / "bin"))
 
 
-def connect(config: RayConfig, env: MutableMapping[str, str]) -> RayCluster:
-    """Join the cluster that `config` or RAY_ADDRESS names, else start a private one on this machine.
+def connect(config: RayConfig, env: MutableMapping[str, str], replicas: int) -> RayCluster:
+    """Join the cluster that `config` or RAY_ADDRESS names, else start a private one with room for `replicas` on this machine.
 
     Raises `UsageError` when there is none at that address, `ServeFailed` when a private one does not start.
     """
     quiet("ray")
     address = config.address or env.get("RAY_ADDRESS", "")
-    return _join(address, env) if address else _start(config)
+    return _join(address, env) if address else _start(config, replicas)
 
 
 def quiet(package: str) -> None:
@@ -96,7 +101,7 @@ def disconnect(cluster: RayCluster, app_name: str) -> None:
     ray.shutdown()
 
 
-def _start(config: RayConfig) -> RayCluster:
+def _start(config: RayConfig, replicas: int) -> RayCluster:
     import ray
 
     store = config.object_store_bytes
@@ -105,8 +110,8 @@ def _start(config: RayConfig) -> RayCluster:
         try:
             ray.init(
                 address="local",
-                # Logical: how many actors fit, not how many cores they use. Ours need little more than one in this number.
-                num_cpus=max(os.cpu_count() or 1, 4),
+                # Logical: how many actors fit, not how many cores they use. Ours need one for each replica and little more.
+                num_cpus=max(os.cpu_count() or 1, replicas + 3),
                 object_store_memory=store,
                 include_dashboard=False,
                 log_to_driver=False,
@@ -145,7 +150,10 @@ def _join(address: str, env: MutableMapping[str, str]) -> RayCluster:
     if missing:  # the driver must assume the same as the cluster: Ray's own proxy
         env[HAPROXY] = "0"
     head = nodes[0]
-    return RayCluster(False, f"http://{head['NodeManagerAddress']}:{head['MetricsExportPort']}/metrics", missing)
+    metrics_url = f"http://{head['NodeManagerAddress']}:{head['MetricsExportPort']}/metrics"
+    here = ray.util.get_node_ip_address()
+    alone = all(node["NodeManagerAddress"] == here for node in nodes)
+    return RayCluster(False, metrics_url, missing, "" if alone else here)
 
 
 def _without_haproxy(nodes: list[dict[str, Any]]) -> tuple[str, ...]:

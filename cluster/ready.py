@@ -12,8 +12,10 @@ from actors.progress import format_bytes
 _LONG = "The atlas lists every block of the cache and the replica that holds it. "
 
 
-def ready_block(url: str, metrics_url: str, model: str, replicas: list[dict[str, Any]], seconds: float) -> str:
-    """Text for a person. `replicas` are `ReplicaStatus` records."""
+def ready_block(
+    url: str, metrics_url: str, model: str, replicas: list[dict[str, Any]], directory: str, seconds: float
+) -> str:
+    """Text for a person. `replicas` are `ReplicaStatus` records; `directory` says where the directory is."""
     rows = [("API", f"{url}/v1"), ("model", model)]
     for status in replicas:
         blocks, block_tokens = status["capacity_blocks"], status["block_tokens"]
@@ -23,12 +25,12 @@ def ready_block(url: str, metrics_url: str, model: str, replicas: list[dict[str,
         )
         rows.append(("  pool", pool))
         rows.append(("  loading", ", ".join(_phase(status, name) for name in status["load_s"])))
-    rows += [("metrics", metrics_url), ("ready after", f"{seconds:.1f} s")]
+    rows += [("directory", directory), ("metrics", metrics_url), ("ready after", f"{seconds:.1f} s")]
     lines = ["", "kvatlas is ready", *(f"  {name:<18} {value}" for name, value in rows if value)]
     lines += ["", "Ask something:", f"  {chat_curl(url, model)}"]
     lines += [
         "",
-        "A long prompt; run it twice and see prompt_tokens_details.cached_tokens:",
+        "A long prompt; run it twice: the same replica answers, and prompt_tokens_details.cached_tokens says what it reused:",
         f"  {prefix_curl(url, model)}",
     ]
     lines += ["", "Stop with Ctrl-C or `kvatlas stop`."]
@@ -53,11 +55,15 @@ def chat_curl(url: str, model: str) -> str:
 
 
 def prefix_curl(url: str, model: str) -> str:
-    """A shell line with a prompt of some hundred tokens, short to read: printf repeats a sentence."""
+    """A shell line with a prompt of some hundred tokens, short to read: printf repeats a sentence.
+
+    Of the answer it shows who gave it, why it was asked, and the body with the usage.
+    """
     head = json.dumps({"model": model, "temperature": 0, "max_tokens": 8})[:-1]
     repeated = f"'\"$(printf '{_LONG}%.0s' $(seq 20))\"'"
-    return _curl(f"{url}/v1/completions", f'\'{head}, "prompt": "{repeated}"}}\'')
+    line = _curl(f"{url}/v1/completions", f'\'{head}, "prompt": "{repeated}"}}\'', "-si")
+    return f"{line} | grep -E 'x-kvatlas|cached_tokens|error'"
 
 
-def _curl(url: str, quoted_body: str) -> str:
-    return f"curl -s {url} -H 'content-type: application/json' -d {quoted_body}"
+def _curl(url: str, quoted_body: str, flags: str = "-s") -> str:
+    return f"curl {flags} {url} -H 'content-type: application/json' -d {quoted_body}"

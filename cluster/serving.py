@@ -16,21 +16,29 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from actors.loader import ModelFiles, resolve_model
 from actors.progress import Progress
 from cluster import http_client, ports, server_state
 from cluster.config import Config
+from cluster.embedded_redis import EmbeddedRedis
 from cluster.errors import ServeFailed, UsageError
 from cluster.failure import refusal
 from cluster.ray_cluster import HAPROXY, RayCluster, connect, disconnect, prepare_environment, quiet
 from cluster.ready import ready_block
+from kvpool.directory.address import without_password
 
 # A stop waits this long for requests in progress, then ends them.
 STOP_S = 10.0
 # A replica is done a moment before the last bytes of its answers have left the proxy.
 DRAIN_TAIL_S = 0.3
+# A start waits this long for the directory, then serves without.
+DIRECTORY_S = 5.0
+# How Serve itself is started; a Serve config that starts it says the same.
+PROXY_LOCATION: Final = "EveryNode"
+HTTP_OPTIONS: Final = {"keep_alive_timeout_s": 90}
+LOGGING: Final = {"enable_access_log": False}
 
 
 class StopRequested(BaseException):
@@ -62,18 +70,26 @@ def _run(config: Config, files: ModelFiles, progress: Progress, say: Callable[[s
     state = server_state.here(config.http.host, config.http.port, url, model, config.http.admin_key)
     server_state.write(directory, state)  # from here on `kvatlas stop` finds us
     cluster: RayCluster | None = None
+    redis: EmbeddedRedis | None = None
     try:
         with progress.phase("ray", config.ray.address or "private cluster"):
-            cluster = connect(config.ray, os.environ)
+            cluster = connect(config.ray, os.environ, config.cluster.replicas)
         _catch_signals()  # Ray has put handlers of its own in place
         if cluster.missing_haproxy:
             say(_haproxy_advice(cluster.missing_haproxy))
-        with progress.phase("start", "engine and ingress"):
+        if not config.directory.redis_url:
+            redis = EmbeddedRedis(directory, cluster.shared_host)
+            redis.start()
+            config = replace(config, directory=replace(config.directory, redis_url=redis.url))
+        with progress.phase("start", f"{config.cluster.replicas} replicas and the ingress"):
             deploy(config, files)
-            replicas = wait_ready(config, url)
+            found = wait_ready(config, url)
         state = replace(state, metrics_url=cluster.metrics_url)
         server_state.write(directory, state)
-        say(ready_block(url, cluster.metrics_url, model, replicas, time.monotonic() - started))
+        where = "private Redis" if redis is not None else without_password(config.directory.redis_url)
+        say(ready_block(url, cluster.metrics_url, model, found["replicas"], where, time.monotonic() - started))
+        if not _is_known(config, found):
+            say(f"Note: the directory does not tell of all pools yet ({where}): until it does, requests are routed by load only.")
         while True:
             signal.pause()
     except (StopRequested, KeyboardInterrupt):
@@ -82,6 +98,8 @@ def _run(config: Config, files: ModelFiles, progress: Progress, say: Callable[[s
     finally:
         if cluster is not None:
             _take_down(cluster, url, state.admin_key)
+        if redis is not None:
+            redis.close()
         server_state.remove(directory, state)
 
 
@@ -93,9 +111,9 @@ def deploy(config: Config, files: ModelFiles) -> None:
     from cluster.app import APP_NAME, build
 
     serve.start(
-        proxy_location="EveryNode",
-        http_options={"host": config.http.host, "port": config.http.port, "keep_alive_timeout_s": 90},
-        logging_config={"enable_access_log": False},
+        proxy_location=PROXY_LOCATION,
+        http_options={"host": config.http.host, "port": config.http.port, **HTTP_OPTIONS},
+        logging_config=LOGGING,
     )
     _require_our_port(config)
     target = serve.RunTarget(build(config, files), name=APP_NAME, route_prefix="/")
@@ -116,8 +134,10 @@ def _require_our_port(config: Config) -> None:
         )
 
 
-def wait_ready(config: Config, url: str) -> list[dict[str, Any]]:
-    """Wait until the API is ready. Returns the replicas' status records.
+def wait_ready(config: Config, url: str) -> dict[str, Any]:
+    """Wait until the API is ready with every replica. Returns the state of the ingress, as /debug/state gives it.
+
+    The router gets `DIRECTORY_S` to hear of them all; without a directory it serves as well, by load.
 
     Raises the replica's own refusal as soon as it is known, `ServeFailed` when Serve gives up or time runs out.
     """
@@ -126,13 +146,15 @@ def wait_ready(config: Config, url: str) -> list[dict[str, Any]]:
     from cluster.app import APP_NAME
 
     deadline = time.monotonic() + config.ray.start_timeout_s
+    served_at = float("inf")
     next_look = 0.0
     while time.monotonic() < deadline:
         with contextlib.suppress(ServeFailed):  # until HAProxy listens and has learned of the ingress
             answer = http_client.get(f"{url}/debug/state", 5.0, config.http.admin_key)
-            if answer.status == 200 and answer.body.get("replicas"):
-                found: list[dict[str, Any]] = answer.body["replicas"]
-                return found
+            if answer.status == 200 and len(answer.body.get("replicas", ())) >= config.cluster.replicas:
+                served_at = min(served_at, time.monotonic())
+                if _is_known(config, answer.body) or time.monotonic() - served_at > DIRECTORY_S:
+                    return answer.body
         if time.monotonic() >= next_look:  # dear: tens of milliseconds of the driver and of the controller
             next_look = time.monotonic() + 1.0
             application = serve.status().applications.get(APP_NAME)
@@ -145,6 +167,12 @@ def wait_ready(config: Config, url: str) -> list[dict[str, Any]]:
     raise ServeFailed(
         f"Not ready after {config.ray.start_timeout_s:g} s: raise ray.start_timeout_s for a large model, or see Ray's logs."
     )
+
+
+def _is_known(config: Config, state: dict[str, Any]) -> bool:
+    """Whether the router has heard of every pool, or has no directory to hear of them from. `state` is the ingress's."""
+    directory = state.get("routing", {}).get("directory", {})
+    return directory.get("state") == "off" or len(directory.get("pools", ())) >= config.cluster.replicas
 
 
 def _drain(url: str, admin_key: str) -> None:

@@ -103,6 +103,11 @@ class Blocks:
         word = self.control.state[block]
         return word & STATE_MASK == MUTABLE and words.owner_of(word) == self.slot and self.refs[block] == 1
 
+    def indexed_keys(self) -> bytes:
+        """Returns the keys of all indexed blocks, packed."""
+        states = self.control.array("state") & np.uint64(STATE_MASK)
+        return b"".join(self.control.key(block) for block in np.flatnonzero(states == INDEXED).tolist())
+
     def hold(self, block: int) -> None:
         """One more request of this process holds `block`."""
         refs = self.refs[block] + 1

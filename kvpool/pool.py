@@ -162,6 +162,11 @@ class Pool:
         blocks = self._blocks
         return blocks.free + len(blocks.local) + blocks.idle
 
+    def unused(self) -> int:
+        """Returns the blocks that hold nothing, cached or in use; a hint, because others may take them."""
+        self._check_usable()
+        return self._blocks.free + len(self._blocks.local)
+
     def seal(self, table: BlockTable, position: int, key: bytes, token_ids: Sequence[int]) -> int:
         """Declares the block at `position` complete, with `key` and its block_tokens ids; returns the block now
         there.
@@ -302,6 +307,12 @@ class Pool:
         """Returns the number of distinct blocks that some table holds."""
         self._check_usable()
         return self._blocks.held
+
+    def indexed_keys(self) -> bytes:
+        """Returns the keys of all indexed blocks, packed, in no order: what a directory should list."""
+        with self._lock:
+            self._check_usable()
+            return self._blocks.indexed_keys()
 
     def check_integrity(self) -> str:
         """Returns '' or the first violation in words (`integrity.py` lists what is checked)."""

@@ -24,6 +24,7 @@ the replacement of a reference are atomic in CPython.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
@@ -52,7 +53,8 @@ class MirrorLimits:
 class PoolView:
     """One pool as the router sees it. `whole` false: its keys are not known just now, its load is.
 
-    `age_s`: since its last sign of life.
+    `age_s`: since its last sign of life. `load_age_s`: since the heartbeat that brought `load`; infinite until there was one
+    (`load` is all zeros then). A new epoch of the same region keeps both, as it keeps `load`.
     """
 
     pool: str
@@ -65,6 +67,7 @@ class PoolView:
     seq: int
     key_blocks: int
     age_s: float
+    load_age_s: float
     lease_s: float
 
 
@@ -81,6 +84,7 @@ class _Pool:
     heard_at: float | None = None
     heard_position: int = 0
     load: Load = field(default_factory=Load)
+    load_at: float = -math.inf
     replica_ids: tuple[str, ...] = ()
     retry_at: float = 0.0
     pause_s: float = 0.0
@@ -130,6 +134,7 @@ class Mirror:
                     seq=pool.seq,
                     key_blocks=len(pool.keys),
                     age_s=age_s,
+                    load_age_s=max(0.0, now - pool.load_at),
                     lease_s=pool.lease_s,
                 )
             )
@@ -234,6 +239,7 @@ class Mirror:
         if isinstance(message, Heartbeat) and position > pool.heard_position:
             pool.heard_position = position
             pool.load, pool.replica_ids, pool.lease_s = message.load, message.replica_ids, message.lease_s
+            pool.load_at = now
 
     def _follow(self, pool: _Pool, message: Message, now: float) -> None:
         """Brings the keys of a whole pool in step with a batch or heartbeat of its writer."""
@@ -281,6 +287,7 @@ class Mirror:
         pool = _Pool(writer, self._default_lease_s, now)
         if known is not None and known.writer.incarnation == writer.incarnation:
             pool.load, pool.replica_ids, pool.lease_s = known.load, known.replica_ids, known.lease_s
+            pool.load_at = known.load_at
         self._pools = {**self._pools, writer.pool: pool}
         return pool
 

@@ -1,4 +1,9 @@
-"""GET /debug/state: for the operator, behind the admin key."""
+"""GET /debug/state and /debug/directory: for the operator, behind the admin key.
+
+State: what every replica and this process's router say of themselves. Directory: whether the blocks that pools hold, the
+directory lists and this process's mirror believes in are the same ones. Pools move while they are compared, so a small
+difference may be a matter of milliseconds: ask again.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +11,59 @@ import asyncio
 import hashlib
 import hmac
 from dataclasses import asdict
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from cluster.api.edge import Edge
-from cluster.api.errors import ApiError
-from cluster.api.health import replica_statuses
+from cluster.api.errors import MESSAGE_CHARS, ApiError, shorten, unavailable
+from cluster.api.health import directory_state, replica_statuses
 from cluster.api.json_response import json_response
+from kvpool.directory import DirectoryError
 
 
 def debug_router(edge: Edge) -> APIRouter:
-    """The route, bound to `edge`."""
+    """The routes, bound to `edge`."""
     router = APIRouter()
 
     @router.get("/debug/state", response_model=None, include_in_schema=False)
     async def debug_state(request: Request) -> Response:
-        """Every replica's status, and how many tasks this process has."""
+        """Every replica's status, the router's report, and how many tasks this process has."""
         require_admin(request, edge.settings.admin_key)
         replicas = [asdict(status) for status in await replica_statuses(edge)]
-        return json_response({"replicas": replicas, "asyncio_tasks": len(asyncio.all_tasks())})
+        tasks = len(asyncio.all_tasks())
+        return json_response({"replicas": replicas, "routing": edge.client.routing(), "asyncio_tasks": tasks})
+
+    @router.get("/debug/directory", response_model=None, include_in_schema=False)
+    async def debug_directory(request: Request) -> Response:
+        """One record per pool: what is missing, and what is there that should not be."""
+        require_admin(request, edge.settings.admin_key)
+        if directory_state(edge) in ("", "off"):
+            raise ApiError(409, _NO_DIRECTORY, code="directory_not_configured")
+        pools = await _checked(edge)
+        return json_response({"pools": pools, "state": directory_state(edge)})
 
     return router
+
+
+_NO_DIRECTORY = (
+    "This server has no directory: set directory.redis_url (KVATLAS_DIRECTORY__REDIS_URL) to the address of a Redis, or "
+    "start the server with `kvatlas serve`, which brings one."
+)
+
+
+async def _checked(edge: Edge) -> list[dict[str, Any]]:
+    """The records of the check. Raises `ApiError` 503 when it cannot be made, or not in time."""
+    limit = edge.settings.check_timeout_s
+    try:
+        return await asyncio.wait_for(edge.client.check_directory(), limit)
+    except TimeoutError:
+        message = f"Pools and directory could not be compared within {limit:g} s: see `kvatlas status`, and try again."
+    except DirectoryError as error:
+        message = shorten(str(error), MESSAGE_CHARS)
+    raise unavailable(message, "directory_unavailable")
 
 
 def require_admin(request: Request, admin_key: str) -> None:

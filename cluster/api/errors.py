@@ -8,7 +8,7 @@ our bug: 500, with the request id in the message and the traceback in the log on
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import Response
@@ -21,12 +21,6 @@ logger = logging.getLogger(__name__)
 
 ECHO_CHARS = 200
 MESSAGE_CHARS = 1000
-
-# Ray's own exceptions, by class name: importing ray here would bind the edge to it.
-_OVERLOAD_NAMES = frozenset({"BackPressureError"})
-_REPLICA_LOST_NAMES = frozenset(
-    {"RayActorError", "ActorDiedError", "ActorUnavailableError", "DeploymentUnavailableError", "TaskCancelledError"}
-)
 
 
 class ApiError(KvatlasError):
@@ -75,20 +69,15 @@ def shorten(text: str, limit: int = ECHO_CHARS) -> str:
 
 
 def to_api_error(exc: BaseException, request_id: str) -> ApiError:
-    """The response for `exc`. Looks through Ray's wrappers for an error that we know."""
-    for candidate in _causes(exc):
-        if isinstance(candidate, ApiError):
-            return candidate
-        # A Ray dual-class error is an instance of ours without its attributes, hence the defaults.
-        if isinstance(candidate, RequestRefused):
-            message = getattr(candidate, "message", None) or "The replica refused the request."
-            param, code = getattr(candidate, "param", None), getattr(candidate, "code", None)
-            return invalid(shorten(message, MESSAGE_CHARS), param, code)
-        names = {cls.__name__ for cls in type(candidate).__mro__}
-        if isinstance(candidate, ReplicaOverloaded) or names & _OVERLOAD_NAMES:
-            return unavailable("The server is overloaded. Retry in a moment.", "server_is_overloaded")
-        if isinstance(candidate, ReplicaFailed) or names & _REPLICA_LOST_NAMES:
-            return unavailable("The replica that served this request failed. Retry in a moment.", "replica_failed")
+    """The response for `exc`. Errors of whatever carries requests to the replicas are ours by now: see `EngineClient`."""
+    if isinstance(exc, ApiError):
+        return exc
+    if isinstance(exc, RequestRefused):
+        return invalid(shorten(exc.message, MESSAGE_CHARS), exc.param, exc.code)
+    if isinstance(exc, ReplicaOverloaded):
+        return unavailable("The server is overloaded. Retry in a moment.", "server_is_overloaded")
+    if isinstance(exc, ReplicaFailed):
+        return unavailable("The replica that served this request failed. Retry in a moment.", "replica_failed")
     return ApiError(500, f"The server had an internal error. Quote request id {request_id} when you report it.")
 
 
@@ -100,13 +89,3 @@ def report(exc: BaseException, request_id: str) -> ApiError:
     elif error.status > 500:
         logger.warning("request %s: %s: %s", request_id, type(exc).__name__, shorten(str(exc), MESSAGE_CHARS))
     return error
-
-
-def _causes(exc: BaseException) -> Iterator[BaseException]:
-    """`exc` and what it wraps in `.cause` (as Ray does), innermost first, at most four deep."""
-    chain: list[BaseException] = []
-    current: object = exc
-    while isinstance(current, BaseException) and current not in chain and len(chain) < 4:
-        chain.append(current)
-        current = getattr(current, "cause", None)
-    yield from reversed(chain)

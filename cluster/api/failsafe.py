@@ -1,7 +1,7 @@
 """The last stop of every exception: the envelope if there is still time for a status line.
 
 Starlette's own handler for unexpected exceptions raises them again after answering, which servers log a second time as
-their own failure; and it sees only exact classes, not Ray's wrappers. So errors end here.
+their own failure. So errors end here.
 """
 
 from __future__ import annotations

@@ -3,20 +3,21 @@
     admitted (all choices)  ->  200 and headers  ->  deltas  ->  finish, usage, [DONE]      (stream)
                             ->  deltas, collected  ->  200 with everything                  (not stream)
 
+A sequence that moves to another replica before its first token is told of by the usage and by the headers of a whole reply;
+the headers of a stream have gone out by then.
+
 Until the 200 any error is a real HTTP status. After it, an error is the stream's last event before [DONE]. At every
 point the client may leave: the generators are then closed at once, which frees their blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from actors.request import Admitted
 from cluster.api.edge import Edge
 from cluster.api.errors import report
 from cluster.api.json_response import json_response
@@ -49,21 +50,21 @@ class GenerationResponse(Response):
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with Streams(self._edge.client, self._requests) as streams:
-            admitted = await streams.admitted()
+            await streams.admitted()
             if self._fields.stream:
-                await self._stream(scope, streams, admitted, SseWriter(send))
+                await self._stream(scope, streams, SseWriter(send))
                 return
             async with aclosing(streams.deltas()) as deltas:
                 async for choice, delta in deltas:
                     self._outcomes[choice].add(delta, keep_text=True)
-        await self._whole(admitted)(scope, receive, send)
+        await self._whole(streams)(scope, receive, send)
 
-    async def _stream(self, scope: Scope, streams: Streams, admitted: Sequence[Admitted], writer: SseWriter) -> None:
-        await writer.start(reply_headers(admitted))
+    async def _stream(self, scope: Scope, streams: Streams, writer: SseWriter) -> None:
+        await writer.start(reply_headers(streams.admissions))
         try:
             await self._chunks(streams, writer)
             if self._fields.wants_usage_chunk:
-                await writer.event(self._chunk([], usage(admitted, self._outcomes)))
+                await writer.event(self._chunk([], usage(streams.admissions, self._outcomes)))
         except ClientGone:
             raise
         except Exception as exc:
@@ -91,7 +92,8 @@ class GenerationResponse(Response):
             chunk["usage"] = counted
         return chunk
 
-    def _whole(self, admitted: Sequence[Admitted]) -> Response:
+    def _whole(self, streams: Streams) -> Response:
+        admitted = streams.admissions
         choices = [self._shape.whole(choice, outcome) for choice, outcome in enumerate(self._outcomes)]
         body = self._head(self._shape.whole_object) | {"choices": choices, "usage": usage(admitted, self._outcomes)}
         return json_response(body, headers=reply_headers(admitted))

@@ -1,7 +1,8 @@
 """GET /health, /health/live, /health/ready, /version.
 
 Live: this process answers. Ready: every replica that is up makes progress and has an intact pool, and there is at least
-one. /health is readiness, which is what load balancers ask.
+one. /health is readiness, which is what load balancers ask. Without its directory the cluster serves on, routed by what
+the mirror still knows or by load: that is told here, and is no reason to take the server out of rotation.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def health_router(edge: Edge) -> APIRouter:
         problem = _problem(statuses)
         if problem:
             raise unavailable(f"Not ready: {problem}.", "not_ready")
-        return json_response({"status": "ok", "replicas": len(statuses)})
+        told = directory_state(edge)
+        return json_response({"status": "ok", "replicas": len(statuses)} | ({"directory": told} if told else {}))
 
     @router.get("/version", response_model=None)
     async def show_version() -> Response:
@@ -43,6 +45,11 @@ def health_router(edge: Edge) -> APIRouter:
         return json_response({"version": installed_version()})
 
     return router
+
+
+def directory_state(edge: Edge) -> str:
+    """How the router sees the directory: "off", "live", "stale" or "silent"; empty where there is no router."""
+    return str(edge.client.routing().get("directory", {}).get("state", ""))
 
 
 async def replica_statuses(edge: Edge) -> list[ReplicaStatus]:

@@ -8,6 +8,9 @@ from typing import Any, Protocol
 
 from actors.request import Admitted, Delta, FinishReason
 
+ROUTE_CHARS = 1024
+"""Longest x-kvatlas-route: proxies have room for a few kilobytes of headers, and a request may have hundreds of choices."""
+
 
 class ReplyShape(Protocol):
     """The part of a reply that differs between chat and completions. All methods return one element of `choices`."""
@@ -70,9 +73,18 @@ def usage(admitted: Sequence[Admitted], outcomes: Sequence[Outcome]) -> dict[str
 
 
 def reply_headers(admitted: Sequence[Admitted]) -> dict[str, str]:
-    """Who answered, and how many prompt tokens it did not compute again."""
+    """Who answered, how many prompt tokens it did not compute again, and, where a router chose it, why it did."""
     replicas = dict.fromkeys(event.replica_id for event in admitted)
-    return {
+    headers = {
         "x-kvatlas-replica": ",".join(replicas),
         "x-kvatlas-cached-tokens": str(sum(event.cached_tokens for event in admitted)),
     }
+    routes = _route_header(admitted)
+    return headers | {"x-kvatlas-route": routes} if routes else headers
+
+
+def _route_header(admitted: Sequence[Admitted]) -> str:
+    """The distinct routes of `admitted`, in printable ASCII and at most `ROUTE_CHARS` long; a cut ends in "..."."""
+    routes = dict.fromkeys(event.route for event in admitted if event.route)
+    joined = "".join(char if " " <= char <= "~" else "?" for char in ", ".join(routes)).strip()
+    return joined if len(joined) <= ROUTE_CHARS else f"{joined[: ROUTE_CHARS - 3]}..."

@@ -6,6 +6,9 @@ does not grow with the answer.
 
 The order is: every sequence is admitted (or the whole request fails, in time for a real HTTP status), then deltas flow,
 interleaved. However it ends, leaving the context closes every generator and waits for every task.
+
+A client may move a sequence to another replica as long as no token of it has arrived. It tells so by another `Admitted`
+before the first delta, which takes the place of the one before: `admissions` says who answers in the end.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ class Streams:
         self._requests = requests
         self._queue: asyncio.Queue[_Item] = asyncio.Queue(maxsize=len(requests))
         self._all_admitted = asyncio.Event()
+        self._admissions: dict[int, Admitted] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -43,24 +47,32 @@ class Streams:
     ) -> None:
         await finish_tasks(*self._tasks)
 
-    async def admitted(self) -> list[Admitted]:
-        """Wait until every sequence is admitted, in order of choice. Raises the first sequence's error."""
-        events: dict[int, Admitted] = {}
-        while len(events) < len(self._requests):
+    @property
+    def admissions(self) -> list[Admitted]:
+        """Who serves each sequence as of now, in order of choice; complete once `admitted` has returned."""
+        return [self._admissions[index] for index in sorted(self._admissions)]
+
+    async def admitted(self) -> None:
+        """Wait until every sequence is admitted. Raises the first sequence's error."""
+        while len(self._admissions) < len(self._requests):
             index, event = await self._next()
             if not isinstance(event, Admitted):
                 raise TypeError(f"a replica's first event was {type(event).__name__}, not Admitted")
-            events[index] = event
+            self._admissions[index] = event
         self._all_admitted.set()
-        return [events[index] for index in range(len(self._requests))]
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
         """(choice, delta) pairs until every sequence has finished. Raises the first sequence's error."""
         running = len(self._requests)
+        begun: set[int] = set()
         while running:
             index, event = await self._next()
+            if isinstance(event, Admitted) and index not in begun:
+                self._admissions[index] = event
+                continue
             if not isinstance(event, Delta):
                 raise TypeError(f"a replica sent {type(event).__name__} where a Delta belongs")
+            begun.add(index)
             running -= event.finish_reason is not None
             yield index, event
 
@@ -82,6 +94,9 @@ class Streams:
             # Nobody cancelled us: the stream itself was cancelled on the replica's side. Silence would hang the reader.
             await self._queue.put((index, _cancelled_by_replica(exc)))
         except Exception as exc:  # handed to the reader, which raises it
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # there is no reader any more: in a full queue the error would wait for ever
             await self._queue.put((index, exc))
 
     async def _forward(self, index: int, events: AsyncGenerator[Event]) -> None:

@@ -18,7 +18,10 @@ import httpx
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request. `error` is empty when the answer was complete and had its usage. Times in seconds."""
+    """One request. `error` is empty when the answer was complete and had its usage. Times in seconds.
+
+    `replica` and `route` are the answer's headers `x-kvatlas-replica` and `x-kvatlas-route`, as far as one came; else empty.
+    """
 
     error: str
     ttft_s: float = 0.0
@@ -26,6 +29,8 @@ class Outcome:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    replica: str = ""
+    route: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,25 +85,32 @@ async def one(client: httpx.AsyncClient, model: str, prompt: str, output_tokens:
     }
     began = time.perf_counter()
     first = 0.0
+    replica = route = ""
     usage: dict[str, Any] = {}
+
+    def failed(error: str) -> Outcome:
+        return Outcome(error, replica=replica, route=route)
+
     try:
         async with client.stream("POST", "/v1/completions", json=body) as answer:
+            replica = answer.headers.get("x-kvatlas-replica", "")
+            route = answer.headers.get("x-kvatlas-route", "")
             if answer.status_code != 200:
-                return Outcome(f"HTTP {answer.status_code}: {(await answer.aread()).decode(errors='replace')[:300]}")
+                return failed(f"HTTP {answer.status_code}: {(await answer.aread()).decode(errors='replace')[:300]}")
             async for line in answer.aiter_lines():
                 if not line.startswith("data: ") or line == "data: [DONE]":
                     continue
                 event = json.loads(line.removeprefix("data: "))
                 if "error" in event:
-                    return Outcome(str(event["error"]))
+                    return failed(str(event["error"]))
                 usage = event.get("usage") or usage
                 if not first and any(_has_content(choice) for choice in event.get("choices", [])):
                     first = time.perf_counter()
     except (httpx.HTTPError, ValueError) as error:
-        return Outcome(f"{type(error).__name__}: {error}")
+        return failed(f"{type(error).__name__}: {error}")
     ended = time.perf_counter()
     if not usage or not first:
-        return Outcome("the stream ended early")
+        return failed("the stream ended early")
     details = usage.get("prompt_tokens_details") or {}
     return Outcome(
         error="",
@@ -107,6 +119,8 @@ async def one(client: httpx.AsyncClient, model: str, prompt: str, output_tokens:
         prompt_tokens=usage["prompt_tokens"],
         cached_tokens=details.get("cached_tokens", 0),
         completion_tokens=usage["completion_tokens"],
+        replica=replica,
+        route=route,
     )
 
 

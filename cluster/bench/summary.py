@@ -40,6 +40,21 @@ def summarise(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
     }
 
 
+def by_replica(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """Requests that succeeded and their prompt tokens, for every replica that the answers name, ordered by its id."""
+    found: dict[str, dict[str, Any]] = {}
+    for outcome in outcomes:
+        if outcome.error or not outcome.replica:
+            continue
+        entry = found.setdefault(
+            outcome.replica, {"replica_id": outcome.replica, "requests": 0, "cached_tokens": 0, "prompt_tokens": 0}
+        )
+        entry["requests"] += 1
+        entry["cached_tokens"] += outcome.cached_tokens
+        entry["prompt_tokens"] += outcome.prompt_tokens
+    return [found[replica] for replica in sorted(found)]
+
+
 def percentile(ordered: Sequence[float], share: float) -> float | None:
     """The smallest value that at least `share` of the ascending values do not exceed; None of nothing."""
     if not ordered:

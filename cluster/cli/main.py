@@ -13,6 +13,7 @@ import typer
 from actors.errors import ModelNotFound, ModelRefused
 from cluster.cli.bench import bench
 from cluster.cli.config import config
+from cluster.cli.directory import directory
 from cluster.cli.output import complain
 from cluster.cli.serve import serve
 from cluster.cli.status import status
@@ -33,6 +34,7 @@ app.command()(stop)
 app.command()(status)
 app.command()(config)
 app.add_typer(bench)
+app.add_typer(directory)
 
 _USAGE = (UsageError, ModelNotFound, ModelRefused, PoolError)
 

@@ -51,7 +51,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy the replicas of a pool are together. `free_blocks` counts evictable ones; the rate is measured."""
+    """How busy the replicas of a pool are together. `free_blocks` hold nothing; the rate is measured."""
 
     queued_prefill_tokens: int = 0
     running: int = 0

@@ -19,13 +19,13 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from kvpool.directory import messages, redis_scripts
+from kvpool.directory.address import without_password
 from kvpool.directory.backend import Bounds, Cursor, LogEntry, PoolInfo, Space, StoredSnapshot, Tail, Tip
 from kvpool.directory.errors import DirectoryUnavailable, LogGap, MalformedEntry, WriteRefused
 from kvpool.directory.memory import READ_ENTRIES, decoded
@@ -46,7 +46,7 @@ class _Server:
     """A connection to the server of `url`, and the names of one space."""
 
     def __init__(self, url: str, space: Space, timeout_s: float) -> None:
-        self.shown = _without_password(url)
+        self.shown = without_password(url)
         prefix = space.prefix
         self.life, self.log, self.pools = f"{prefix}:life", f"{prefix}:log", f"{prefix}:pools"
         self.fences, self.snapshots, self.uploads = f"{prefix}:fence:", f"{prefix}:snapshot:", f"{prefix}:upload:"
@@ -251,14 +251,3 @@ def _text(value: bytes | None) -> str:
 
 def _position(ident: bytes) -> int:
     return int(ident.partition(b"-")[0])
-
-
-def _without_password(url: str) -> str:
-    """Returns what may be shown of `url`: scheme, host, port and path."""
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-        port = f":{parts.port}" if parts.port else ""
-    except ValueError:
-        return "redis://..."
-    return f"{parts.scheme}://{host}{port}{parts.path}" if parts.scheme else "the given text"

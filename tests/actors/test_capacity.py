@@ -20,20 +20,20 @@ def free(monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
 
 
 def test_an_explicit_size_is_rounded_up_to_blocks() -> None:
-    assert pool_blocks(PoolConfig(tokens=100), _GEOMETRY, Path("/")) == 7
+    assert pool_blocks(PoolConfig(tokens=100), _GEOMETRY, Path("/"), 2) == 7
 
 
-def test_the_default_is_a_quarter_of_what_is_free_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_is_an_even_share_of_half_of_what_is_free_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 4 * 2048 * 1600)
-    assert pool_blocks(PoolConfig(), _GEOMETRY, Path("/")) == 100
+    assert pool_blocks(PoolConfig(), _GEOMETRY, Path("/"), 2) == 100
     free(monkeypatch, 2**50)
-    assert pool_blocks(PoolConfig(), _GEOMETRY, Path("/")) == 65_536 // 16
+    assert pool_blocks(PoolConfig(), _GEOMETRY, Path("/"), 2) == 65_536 // 16
 
 
 def test_too_little_memory_names_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 64 * 2**10)
     with pytest.raises(PoolError, match=r"pool\.tokens.*2048 bytes.*shm-size"):
-        pool_blocks(PoolConfig(), _GEOMETRY, Path("/"))
+        pool_blocks(PoolConfig(), _GEOMETRY, Path("/"), 2)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -268,3 +269,30 @@ def test_any_mixture_gives_the_right_tokens_and_comes_to_rest(tmp_path: Path, da
             got = rig.tokens[name]
             assert got == (tokens[: len(got)] if name in aborted else tokens)
         assert rig.pool.stats().blocks["mutable"] == 0
+
+
+def test_queued_tokens_count_what_is_left_to_compute(tmp_path: Path) -> None:
+    gate = threading.Event()
+    with EngineRig(tmp_path, blocks=64) as rig:
+        forward = rig.model.forward
+
+        def slow(pieces: list[Piece]) -> object:
+            wait_for(gate)
+            return forward(pieces)
+
+        rig.model.forward = slow  # type: ignore[assignment, method-assign]
+        assert rig.engine.queued_prefill_tokens == 0
+        rig.submit("a", [1] * 20)
+        rig.submit("b", [0] * 30, predicted_tokens=24)
+        rig.submit("c", [0] * 10, predicted_tokens=50)
+        # Whether the step thread has seen them or not.
+        assert 1 <= rig.engine.queued_prefill_tokens <= 20 + 6 + 1 + 24
+        deadline = time.monotonic() + 10
+        while rig.engine.running < 1 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert rig.engine.queued_prefill_tokens >= 20
+        gate.set()
+        rig.wait("a", "b", "c")
+        rig.wait_idle()
+        assert rig.engine.queued_prefill_tokens == 0
+        assert rig.engine.prefill_tokens_per_s > 0

@@ -5,19 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
 
-from actors.config import EngineConfig, ModelConfig, PoolConfig, ReplicaConfig
+from actors.config import EngineConfig, Membership, ModelConfig, PoolConfig, ReplicaConfig
 from actors.errors import ModelNotFound, ReplicaFailed, RequestRefused
 from actors.replica import Replica
 from actors.request import Admitted, Delta, GenerateRequest, Sampling
 from kvpool import SharedMemoryTooSmall
+from kvpool.directory import DirectoryWriter, Space
+from kvpool.directory.memory import MemoryReader, MemoryServer, MemoryWriter
+from kvpool.directory.messages import split_keys
+from router.follower import Follower
+from router.mirror import Mirror
 from tests.fakes.tiny_checkpoint import byte_tokenizer, save_tiny_checkpoint
 from tests.fakes.tiny_models import first_real_mismatch, reference_tokens
 
@@ -29,6 +35,7 @@ class Recorded:
         self.queried = self.hits = self.first = self.following = self.generated = 0
         self.reasons: Counter[str] = Counter()
         self.blocks: Mapping[str, int] = {}
+        self.publisher: Mapping[str, Any] = {}
 
     def looked_up(self, queried_tokens: int, hit_tokens: int) -> None:
         self.queried += queried_tokens
@@ -47,23 +54,26 @@ class Recorded:
     def levels(self, blocks: Mapping[str, int], running: int, waiting: int, preemptions: int) -> None:
         self.blocks = blocks
 
+    def published(self, report: Mapping[str, Any]) -> None:
+        self.publisher = report
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
-def build(checkpoint: Path, directory: Path, **pool: Any) -> Replica:
+def build(
+    checkpoint: Path, directory: Path, store: Callable[[Space], DirectoryWriter] | None = None, **pool: Any
+) -> Replica:
     config = ReplicaConfig(
-        ModelConfig(served_name="tiny"), EngineConfig(mode="exact", threads=1), PoolConfig(**{"tokens": 2048, **pool})
+        ModelConfig(served_name="tiny"),
+        EngineConfig(mode="exact", threads=1),
+        PoolConfig(**{"tokens": 2048, **pool}),
+        membership=Membership("c1", bytes(32)),
     )
     return Replica(
-        config,
-        str(checkpoint),
-        replica_id="r1",
-        metrics=Recorded(),
-        region_directory=directory,
-        cluster_secret=bytes(32),
+        config, str(checkpoint), replica_id="r1", metrics=Recorded(), region_directory=directory, directory=store
     )
 
 
@@ -264,6 +274,57 @@ async def test_health_fails_when_the_step_thread_hangs(replica: Replica) -> None
     gate.set()
     await reader
     await replica.check_health()
+
+
+async def test_the_pool_is_in_the_directory_and_leaves_it(checkpoint: Path, tmp_path: Path) -> None:
+    server = MemoryServer(random.Random(1))
+    spaces: list[Space] = []
+
+    def store(space: Space) -> DirectoryWriter:
+        spaces.append(space)
+        return MemoryWriter(server, space)
+
+    built = build(checkpoint, tmp_path, store)
+    try:
+        status = await built.status()
+        (space,) = spaces
+        assert (space.cluster_id, space.model_fingerprint, space.block_tokens) == ("c1", status.fingerprint, 16)
+        mirror = Mirror()
+        follower = Follower(MemoryReader(server, space), mirror, time.monotonic)
+        _, _ = await collect(built, request_of("publish these blocks, please. " * 4))
+        truth = set(split_keys(await built.indexed_keys()))
+        assert len(truth) >= 7
+        for _ in range(500):
+            follower.step(0.01)
+            views = mirror.pools(time.monotonic())
+            if mirror.keys("r1") == truth and views and views[0].load.free_blocks == 128 - len(truth):
+                break
+        assert mirror.keys("r1") == truth
+        (view,) = mirror.pools(time.monotonic())
+        assert view.replica_ids == ("r1",)
+        assert view.load.free_blocks == 128 - len(truth)
+        assert view.load.prefill_tokens_per_s > 0
+        report = (await built.status()).publisher
+        assert (report["state"], report["published_blocks"], report["refused"]) == ("open", len(truth), {})
+    finally:
+        built.close()
+    for _ in range(100):
+        follower.step(0.01)
+    assert mirror.pools(time.monotonic()) == []
+
+
+async def test_a_directory_that_is_down_harms_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    server = MemoryServer(random.Random(1))
+    server.up = False
+    built = build(checkpoint, tmp_path, lambda space: MemoryWriter(server, space))
+    try:
+        _, deltas = await collect(built, request_of("hello"))
+        assert len(tokens_of(deltas)) == 8
+        report = (await built.status()).publisher
+        assert report["state"] == "waiting"
+        assert report["published_blocks"] == 0
+    finally:
+        built.close()
 
 
 def test_a_pool_that_does_not_fit_is_refused_with_both_sizes(checkpoint: Path, tmp_path: Path) -> None:

@@ -16,12 +16,13 @@ from tests.fakes.engine import FakeEngine, Script
 
 
 async def test_whole_reply(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    engine.script = Script(cached_tokens=4, replica_id="r7")
+    engine.script = Script(cached_tokens=4, replica_id="r7", route="policy=cost; predicted=4; reason=x")
     response = await client.post(CHAT, json=chat_body())
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-kvatlas-replica"] == "r7"
     assert response.headers["x-kvatlas-cached-tokens"] == "4"
+    assert response.headers["x-kvatlas-route"] == "policy=cost; predicted=4; reason=x"
     prompt_tokens = len(engine.requests[0].prompt_token_ids)
     assert response.json() == {
         "id": f"chatcmpl-{engine.requests[0].request_id}",
@@ -56,6 +57,7 @@ async def test_stream(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     assert response.headers["x-accel-buffering"] == "no"
     assert response.headers["x-kvatlas-replica"] == "r7"
     assert response.headers["x-kvatlas-cached-tokens"] == "4"
+    assert "x-kvatlas-route" not in response.headers
     transcript = read_stream(response.content, chat=True)
     assert transcript.texts == {0: "Hello world"}
     assert transcript.finish == {0: "stop"}

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from actors.errors import ReplicaFailed, RequestRefused
+from actors.request import Admitted
 from tests.api.asgi_call import eventually
 from tests.api.calls import COMPLETIONS, completion_body, error_of
 from tests.api.sse_oracle import read_stream
@@ -86,6 +87,33 @@ async def test_several_prompts_stream_interleaved(client: httpx.AsyncClient, eng
     assert transcript.usage["prompt_tokens_details"]["cached_tokens"] == 3
     order = [chunk["choices"][0]["index"] for chunk in transcript.chunks if chunk["choices"]]
     assert order != sorted(order), "the fast choice must not wait for the slow one, nor the other way round"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_routes_of_all_choices(client: httpx.AsyncClient, engine: FakeEngine, stream: bool) -> None:
+    routes = ["policy=cost; predicted=16", "policy=cost; predicted=0", "policy=cost; predicted=16"]
+    engine.script = lambda request: Script(route=routes[request.choice])
+    response = await client.post(COMPLETIONS, json=completion_body(prompt=["a", "b", "c"], stream=stream))
+    assert response.headers["x-kvatlas-route"] == "policy=cost; predicted=16, policy=cost; predicted=0"
+
+
+async def test_a_choice_that_moved_counts_where_it_was_answered(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    moved = Admitted("r9", 1, 1, "retry")
+    engine.script = lambda request: Script(
+        route="first", cached_tokens=3, readmissions=(moved,) if request.choice else ()
+    )
+    body = completion_body(prompt=["aaaa", "b"])
+    whole = await client.post(COMPLETIONS, json=body)
+    assert whole.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 4
+    assert whole.json()["usage"]["prompt_tokens"] == 5
+    assert whole.headers["x-kvatlas-replica"] == "r0,r9"
+    assert whole.headers["x-kvatlas-cached-tokens"] == "4"
+    assert whole.headers["x-kvatlas-route"] == "first, retry"
+
+    streamed = await client.post(COMPLETIONS, json=body | {"stream": True, "stream_options": {"include_usage": True}})
+    transcript = read_stream(streamed.content, chat=False, choices=2, include_usage=True)
+    assert transcript.usage == whole.json()["usage"]
+    assert transcript.texts == {0: "Hello world", 1: "Hello world"}
 
 
 @pytest.mark.parametrize("stream", [False, True])

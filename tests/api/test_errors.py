@@ -1,4 +1,4 @@
-"""Exceptions to statuses, whoever wrapped them; and the envelope where the framework speaks."""
+"""Exceptions to statuses; and the envelope where the framework speaks."""
 
 from __future__ import annotations
 
@@ -10,46 +10,18 @@ import pytest
 from fastapi import FastAPI
 
 from actors.errors import ReplicaFailed, ReplicaOverloaded, RequestRefused
-from cluster.api.errors import to_api_error
+from kvpool.errors import KvatlasError
 from tests.api.asgi_call import AsgiCall, eventually
 from tests.api.calls import CHAT, COMPLETIONS, chat_body, completion_body, error_of
 from tests.api.sse_oracle import read_stream
 from tests.fakes.engine import FakeEngine, Script
 
-
-class RayTaskError(Exception):
-    """As Ray's: what happened is in `cause`."""
-
-    def __init__(self, cause: BaseException) -> None:
-        super().__init__("traceback with /paths")
-        self.cause = cause
-
-
-class BackPressureError(Exception):
-    """As Ray Serve's."""
-
-
-class ActorDiedError(Exception):
-    """As Ray's."""
-
-
-class DualRefused(RayTaskError, RequestRefused):
-    """As Ray makes them: an instance of our class, built without our constructor."""
-
-
 FAILURES = [
     (RequestRefused("too big", "prompt", "x"), 400, "x"),
-    (RayTaskError(RequestRefused("too big", "prompt", "x")), 400, "x"),
-    (RayTaskError(RayTaskError(RequestRefused("too big", "prompt", "x"))), 400, "x"),
-    (DualRefused(RequestRefused("too big", "prompt", "x")), 400, "x"),
     (ReplicaOverloaded("40 waiting"), 503, "server_is_overloaded"),
-    (RayTaskError(ReplicaOverloaded("40 waiting")), 503, "server_is_overloaded"),
-    (BackPressureError("full"), 503, "server_is_overloaded"),
-    (RayTaskError(BackPressureError("full")), 503, "server_is_overloaded"),
     (ReplicaFailed("dead in /path"), 503, "replica_failed"),
-    (ActorDiedError("the actor died"), 503, "replica_failed"),
     (RuntimeError("secret"), 500, None),
-    (RayTaskError(ValueError("secret")), 500, None),
+    (KvatlasError("secret"), 500, None),
 ]
 
 
@@ -164,9 +136,3 @@ async def test_a_send_that_fails_after_the_start_cuts_the_connection(app: FastAP
     with pytest.raises(RuntimeError):
         await asyncio.wait_for(call.task, 1)
     assert [message["type"] for message in call.sent].count("http.response.start") == 1
-
-
-def test_a_cycle_of_causes_ends() -> None:
-    error = RayTaskError(ValueError("x"))
-    error.cause = error
-    assert to_api_error(error, "id").status == 500

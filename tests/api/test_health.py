@@ -1,4 +1,4 @@
-"""Liveness, readiness and the debug route."""
+"""Liveness and readiness."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ import httpx
 import pytest
 
 from actors.status import ReplicaStatus
-from cluster.api.app import ApiSettings, build_app
 from tests.api.calls import error_of
-from tests.api.conftest import ADMIN_KEY
-from tests.fakes.codec import ByteCodec
-from tests.fakes.engine import READY, FakeEngine
+from tests.fakes.engine import READY, ROUTING, FakeEngine
 
 READY_ROUTES = ["/health", "/health/ready"]
 
@@ -47,28 +44,17 @@ async def test_replicas_that_do_not_answer_are_not_ready(client: httpx.AsyncClie
     assert (await client.get("/health/live")).status_code == 200
 
 
-async def test_debug_state(client: httpx.AsyncClient) -> None:
-    response = await client.get("/debug/state", headers={"authorization": f"Bearer {ADMIN_KEY}"})
-    body = response.json()
-    assert body["replicas"][0]["blocks"] == {"free": 8}
-    assert body["asyncio_tasks"] >= 1
+@pytest.mark.parametrize("path", READY_ROUTES)
+@pytest.mark.parametrize("state", ["live", "stale", "silent", "off"])
+async def test_a_directory_that_is_down_is_told_and_no_reason_to_leave(
+    client: httpx.AsyncClient, engine: FakeEngine, path: str, state: str
+) -> None:
+    engine.report = ROUTING | {"directory": ROUTING["directory"] | {"state": state}}
+    response = await client.get(path)
+    assert response.status_code == 200
+    assert response.json() == {"status": "ok", "replicas": 1, "directory": state}
 
 
-@pytest.mark.parametrize("value", ["", "Bearer", "Bearer wrong", f"Basic {ADMIN_KEY}", ADMIN_KEY, "Bearer \u00e9"])
-async def test_debug_state_needs_the_key(client: httpx.AsyncClient, value: str) -> None:
-    headers = [(b"authorization", value.encode("latin-1"))] if value else []
-    response = await client.get("/debug/state", headers=headers)
-    assert error_of(response, 401)["code"] == "invalid_api_key"
-    assert response.headers["www-authenticate"] == "Bearer"
-
-
-async def test_without_a_key_there_is_no_debug_route(engine: FakeEngine, codec: ByteCodec) -> None:
-    app = build_app(ApiSettings("m", 10), engine, codec)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-        for key in ("", "x"):
-            response = await client.get("/debug/state", headers={"authorization": f"Bearer {key}"})
-            assert error_of(response, 404)["code"] == "unknown_url"
-
-
-def test_the_key_is_not_in_the_settings_text() -> None:
-    assert "sesame" not in repr(ApiSettings("m", 10, admin_key="sesame"))
+@pytest.mark.parametrize("path", READY_ROUTES)
+async def test_without_a_router_nothing_is_said_of_a_directory(client: httpx.AsyncClient, path: str) -> None:
+    assert (await client.get(path)).json() == {"status": "ok", "replicas": 1}

@@ -35,6 +35,18 @@ class ListedEvents(FakeEngine):
             yield event
 
 
+class FailsToClose(FakeEngine):
+    """Raises when its stream is closed early, as a handle may whose request was never assigned."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event]:
+        try:
+            yield ADMITTED
+            while True:
+                yield Delta("x", (1,))
+        finally:
+            raise ReplicaFailed("it cannot even be cancelled")
+
+
 class CancelledElsewhere(FakeEngine):
     """A stream whose replica-side task was cancelled, as Ray reports it."""
 
@@ -49,13 +61,20 @@ async def _read_all(engine: FakeEngine) -> list[tuple[int, Delta]]:
         return [item async for item in streams.deltas()]
 
 
-@pytest.mark.parametrize("events", [(Delta("x", (1,), "stop"),), (ADMITTED, ADMITTED)])
+OUT_OF_ORDER = [
+    (Delta("x", (1,), "stop"),),
+    (ADMITTED, Delta("x", (1,)), ADMITTED, Delta("y", (2,), "stop")),
+    (ADMITTED, ADMITTED, Delta("", ()), ADMITTED),
+]
+
+
+@pytest.mark.parametrize("events", OUT_OF_ORDER)
 async def test_events_out_of_order_are_our_bug(events: tuple[Event, ...]) -> None:
     with pytest.raises(TypeError):
         await _read_all(ListedEvents(*events))
 
 
-@pytest.mark.parametrize("events", [(), (ADMITTED,), (ADMITTED, Delta("x", (1,)))])
+@pytest.mark.parametrize("events", [(), (ADMITTED,), (ADMITTED, ADMITTED), (ADMITTED, Delta("x", (1,)))])
 async def test_a_stream_without_an_end_is_a_failed_replica(events: tuple[Event, ...]) -> None:
     with pytest.raises(ReplicaFailed):
         await _read_all(ListedEvents(*events))
@@ -64,6 +83,39 @@ async def test_a_stream_without_an_end_is_a_failed_replica(events: tuple[Event, 
 async def test_a_stream_cancelled_by_the_replica_does_not_hang() -> None:
     with pytest.raises(ReplicaFailed):
         await asyncio.wait_for(_read_all(CancelledElsewhere()), 1)
+
+
+async def test_an_error_while_closing_leaves_nothing_behind() -> None:
+    """Whatever the reader left in the queue: the error has no reader any more, and must not wait for one."""
+    async with asyncio.timeout(1):
+        async with Streams(FailsToClose(), [REQUEST, REQUEST]) as streams:
+            await streams.admitted()
+            await asyncio.sleep(0.01)  # the queue is full now
+
+
+async def test_a_sequence_that_moves_is_told_of_by_its_last_admission() -> None:
+    moved = [Admitted("r1", 1, 1, "retry"), Admitted("r2", 1, 0, "retry")]
+    finish = Delta("x", (1,), "stop")
+    async with Streams(ListedEvents(ADMITTED, *moved, finish), [REQUEST]) as streams:
+        await streams.admitted()
+        assert streams.admissions == [ADMITTED]
+        assert [item async for item in streams.deltas()] == [(0, finish)]
+        assert streams.admissions == moved[-1:]
+
+
+@pytest.mark.parametrize("mover", [0, 1, 2])
+async def test_one_of_several_may_move_while_others_run(mover: int) -> None:
+    moved = Admitted("r9", 1, 1)
+    engine = FakeEngine(
+        lambda request: Script(readmissions=(moved,) if request.choice == mover else (), delay_s=0.001 * request.choice)
+    )
+    requests = [GenerateRequest(f"id-{choice}", (1,), Sampling(5), choice=choice) for choice in range(3)]
+    async with Streams(engine, requests) as streams:
+        await streams.admitted()
+        deltas = [item async for item in streams.deltas()]
+        assert sorted(choice for choice, _ in deltas) == [0, 0, 1, 1, 2, 2]
+        expected = ["r9" if choice == mover else "r0" for choice in range(3)]
+        assert [event.replica_id for event in streams.admissions] == expected
 
 
 async def test_nothing_is_read_after_the_finish() -> None:

@@ -49,6 +49,26 @@ async def test_what_goes_wrong_is_an_outcome(response: httpx.Response, words: st
         assert words in (await one(http, "m", "p", 2)).error
 
 
+ROUTE = {"x-kvatlas-replica": "r1", "x-kvatlas-route": "policy=cost; predicted_tokens=4"}
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        httpx.Response(200, headers=ROUTE, content=events({"choices": [{"text": "a"}], "usage": USAGE})),
+        httpx.Response(503, headers=ROUTE, json={}),
+        httpx.Response(200, headers=ROUTE, content=events({"error": {"message": "died"}})),
+        httpx.Response(200, headers=ROUTE, content=events({"choices": [{"text": "a"}]})),
+        httpx.Response(200, headers=ROUTE, content=b"data: {\n\n"),
+    ],
+    ids=["complete", "refused", "died", "early", "garbled"],
+)
+async def test_who_answered_and_why_is_kept_also_of_failures(response: httpx.Response) -> None:
+    async with client(lambda _: response) as http:
+        outcome = await one(http, "m", "p", 2)
+    assert (outcome.replica, outcome.route) == ("r1", "policy=cost; predicted_tokens=4")
+
+
 async def test_no_connection_is_an_outcome() -> None:
     def refuse(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused", request=request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.bench.replay import Outcome
-from cluster.bench.summary import percentile, summarise
+from cluster.bench.summary import by_replica, percentile, summarise
 
 
 def test_sums_rates_and_hit() -> None:
@@ -26,6 +26,17 @@ def test_nothing_succeeded() -> None:
     report = summarise([Outcome("x")], 1.0)
     assert report["ttft_p50_s"] is None
     assert report["hit"] == 0.0
+
+
+def test_sums_for_each_replica_that_answered() -> None:
+    def answered(replica: str, cached: int, error: str = "") -> Outcome:
+        return Outcome(error, prompt_tokens=10, cached_tokens=cached, replica=replica)
+
+    outcomes = [answered("b", 1), answered("a", 2), answered("b", 3), answered("a", 9, "died"), answered("", 4)]
+    assert by_replica(outcomes) == [
+        {"replica_id": "a", "requests": 1, "cached_tokens": 2, "prompt_tokens": 10},
+        {"replica_id": "b", "requests": 2, "cached_tokens": 4, "prompt_tokens": 20},
+    ]
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 50), (0.95, 95), (1.0, 100), (0.001, 1)])

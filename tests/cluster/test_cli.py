@@ -7,65 +7,13 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from cluster import ports, server_state
-from cluster.cli.main import main
 from kvpool.process import start_ticks
-
-ROOT = Path(__file__).parents[2]
-Command = Callable[..., "Done"]
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """How a command ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """An environment with no settings of the machine's, and a runtime directory of its own."""
-    for name in os.environ:
-        if name.startswith(("KVATLAS_", "RAY_", "XDG_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("KVATLAS_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return dict(os.environ)
-
-
-@pytest.fixture
-def kvatlas(env: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs the command in this process: the whole of `main`, with its exit code and its output."""
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["kvatlas", *arguments])
-        code = 0
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else 0
-        out = capsys.readouterr()
-        return Done(code, out.out, out.err)
-
-    return run
-
-
-def assert_one_sentence(done: Done, code: int, *words: str) -> None:
-    assert done.returncode == code, done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("kvatlas: ")
-    for word in words:
-        assert word in lines[0]
-    assert "\x1b" not in done.stderr
+from tests.cluster.command import Command, Done, assert_one_sentence
 
 
 def test_help_imports_nothing_heavy(env: dict[str, str]) -> None:
@@ -78,7 +26,7 @@ def test_help_imports_nothing_heavy(env: dict[str, str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-    for verb in ("serve", "stop", "status", "config", "bench"):
+    for verb in ("serve", "stop", "status", "config", "bench", "directory"):
         assert verb in done.stdout
 
 
@@ -134,6 +82,7 @@ def test_nothing_runs(kvatlas: Command) -> None:
     assert_one_sentence(kvatlas("status", "--json"), 2, "kvatlas serve")
     assert_one_sentence(kvatlas("stop", "--port", "7"), 2, "port 7")
     assert_one_sentence(kvatlas("bench", "serve", "--json"), 2, "kvatlas serve")
+    assert_one_sentence(kvatlas("directory", "check", "--json"), 2, "kvatlas serve")
 
 
 def test_nothing_answers(kvatlas: Command) -> None:

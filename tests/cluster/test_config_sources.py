@@ -69,6 +69,11 @@ def test_empty_file_and_empty_sections_are_fine(tmp_path: Path) -> None:
         ("pool: {tokens: -1}", ["pool.tokens", "-1", "from 0 to"]),
         ("http: {port: 70000}", ["http.port", "70000", "from 1 to 65,535"]),
         ("engine: {stall_s: .nan}", ["engine.stall_s", "nan"]),
+        ("router: {policy: luck}", ["router.policy", "'luck'", "cost", "round_robin"]),
+        ("cluster: {replicas: 0}", ["cluster.replicas", "from 1 to"]),
+        ("cluster: {id: 'a b'}", ["cluster.id", "'a b'", "letters, digits"]),
+        ("cluster: {secret: short}", ["cluster.secret", "at least 16 characters"]),
+        ("directory: {redis_url: 'localhost:6379'}", ["directory.redis_url", "redis://"]),
         ("engine: {mode: turbo}", ["engine.mode", "'turbo'", "exact", "fast"]),
         ("http: {host: 5}", ["http.host", "5", "text"]),
         ("a: b: c", ["line 1", "YAML"]),
@@ -139,3 +144,18 @@ def test_every_number_has_a_range_that_allows_its_default() -> None:
     assert set(numbers) == set(RANGES)
     for path, default in numbers.items():
         assert RANGES[path].low <= default <= RANGES[path].high
+
+
+def test_variables_that_kubernetes_sets_for_services_are_not_ours() -> None:
+    env = {
+        "KVATLAS_REDIS_PORT": "tcp://10.0.0.1:6379",
+        "KVATLAS_REDIS_SERVICE_HOST": "10.0.0.1",
+        "KVATLAS_SERVICE_PORT": "6379",
+        "KVATLAS_REDIS_SERVICE_PORT_METRICS": "1",
+        "KVATLAS_REDIS_PORT_6379_TCP": "tcp://10.0.0.1:6379",
+        "KVATLAS_REDIS_PORT_6379_TCP_ADDR": "10.0.0.1",
+    }
+    assert load(None, env, {}).config == Config()
+    for typo in ("KVATLAS_REDIS", "KVATLAS_HTTP__PORT_", "KVATLAS_HTP__PORT", "KVATLAS_PORTS"):
+        with pytest.raises(UsageError, match=typo):
+            load(None, {typo: "1"}, {})

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError, NodeDiedError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError
 
-from actors.errors import ReplicaFailed, ReplicaOverloaded, RequestRefused
+from actors.errors import ReplicaDied, ReplicaFailed, ReplicaOverloaded, RequestRefused
 from actors.request import Admitted, Delta, Event, GenerateRequest, Sampling
+from cluster import ray_client
+from cluster.prefix_keys import PrefixKeys
 from cluster.ray_client import RayEngineClient, translate
+from kvpool.directory import DirectoryUnavailable, Space
+from kvpool.directory.memory import MemoryReader, MemoryServer
+from tests.fakes.engine import READY
+from tests.router.scene import Scene
 
 REQUEST = GenerateRequest("r", (1, 2), Sampling(max_tokens=4))
 EVENTS: list[Event] = [Admitted("x", 2, 0), Delta("a", (3,)), Delta("", (4,), "length")]
@@ -37,23 +44,39 @@ class Response:
         self.cancelled += 1
 
 
+class Answer:
+    """One replica's answer to a broadcast: a value, an exception, or none for a long time."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    async def get_async(self) -> Any:
+        if self._value is NEVER:
+            await asyncio.Event().wait()
+        if isinstance(self._value, Exception):
+            raise self._value
+        return self._value
+
+
+NEVER = object()
+
+
 class Broadcast:
     def __init__(self, answers: list[Any] | Exception) -> None:
         self._answers = answers
 
-    async def results_async(self, timeout_s: float, return_exceptions: bool) -> list[Any]:
-        assert timeout_s > 0
-        assert return_exceptions
+    async def _fetch_replica_results_async(self) -> list[Answer]:
         if isinstance(self._answers, Exception):
             raise self._answers
-        return self._answers
+        return [Answer(value) for value in self._answers]
 
 
 class Handle:
-    """The part of a `DeploymentHandle` that the client uses."""
+    """The part of a `DeploymentHandle` that the client uses. Each request gets the next of `responses`."""
 
-    def __init__(self, response: Response | None = None, answers: list[Any] | Exception = ()) -> None:  # type: ignore[assignment]
-        self._response, self._answers = response, answers
+    def __init__(self, *responses: Response, answers: list[Any] | Exception = ()) -> None:  # type: ignore[assignment]
+        self._responses, self._answers = list(responses), answers
+        self.asked: list[str] = []
 
     def options(self, method_name: str, stream: bool) -> Handle:
         assert (method_name, stream) == ("generate", True)
@@ -61,16 +84,22 @@ class Handle:
 
     def remote(self, request: GenerateRequest) -> Response:
         assert request is REQUEST
-        assert self._response is not None
-        return self._response
+        return self._responses.pop(0)
 
     def broadcast(self, method: str) -> Broadcast:
-        assert method == "status"
+        self.asked.append(method)
         return Broadcast(self._answers)
 
 
-def client(handle: Any) -> RayEngineClient:
-    return RayEngineClient(handle)
+def client(handle: Any, scene: Scene | None = None, mirrored: bool = False) -> RayEngineClient:
+    scene = scene or Scene(directory=False)
+    keys = PrefixKeys(bytes(32), READY)
+    if not mirrored:
+        return RayEngineClient(handle, scene.service, keys)
+    server = MemoryServer(random.Random(1))
+    return RayEngineClient(
+        handle, scene.service, keys, scene.mirror, lambda: MemoryReader(server, Space("c1", "ab" * 8, 16))
+    )
 
 
 def task_error(cause: Exception) -> Exception:
@@ -126,7 +155,10 @@ async def test_a_refusal_keeps_its_fields() -> None:
         (task_error(ReplicaOverloaded("full")), ReplicaOverloaded),
         (task_error(ValueError("a bug")), ValueError),
         (BackPressureError(1, 1), ReplicaOverloaded),
-        (ActorDiedError(), ReplicaFailed),
+        (ActorDiedError(), ReplicaDied),
+        (task_error(ActorDiedError()), ReplicaDied),
+        (TaskCancelledError(), ReplicaFailed),
+        (NodeDiedError("node"), ReplicaFailed),
         (TimeoutError(), ReplicaFailed),
         (KeyError("other"), KeyError),
     ],
@@ -138,3 +170,69 @@ def test_rays_errors_become_ours(error: Exception, kind: type[Exception]) -> Non
 @pytest.mark.parametrize("answers", [TimeoutError(), ActorDiedError(), [], [ValueError("x")]])
 async def test_status_raises_nothing(answers: Any) -> None:
     assert await client(Handle(answers=answers)).status() == []
+
+
+async def test_a_replica_that_is_slow_or_fails_hides_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_client, "ANSWER_S", 0.05)
+    assert await client(Handle(answers=[NEVER, READY, ValueError("x")])).status() == [READY]
+
+
+async def test_the_event_of_admission_says_how_it_was_routed() -> None:
+    scene = Scene(directory=False)
+
+    class Routing(Handle):
+        def remote(self, request: GenerateRequest) -> Response:
+            scene.service.route(request.request_id, ["x"])
+            return super().remote(request)
+
+    events = client(Routing(Response(EVENTS)), scene).generate(REQUEST)
+    admitted = await anext(events)
+    assert isinstance(admitted, Admitted)
+    assert "outcome=fallback" in admitted.route
+    assert scene.service.report()["bookings"] == 1
+    await events.aclose()
+    assert scene.service.report()["bookings"] == 0
+
+
+DIED = ActorDiedError()
+
+
+@pytest.mark.parametrize("seen", [0, 1], ids=["before it is admitted", "admitted without a token"])
+async def test_a_request_without_a_token_goes_to_another_replica_once(seen: int) -> None:
+    scene = Scene(directory=False)
+    handle = Handle(Response(EVENTS[:seen], DIED), Response([Admitted("y", 2, 1), *EVENTS[1:]]))
+    events = [event async for event in client(handle, scene).generate(REQUEST)]
+    assert events == [*EVENTS[:seen], Admitted("y", 2, 1), *EVENTS[1:]]
+    report = scene.service.report()
+    assert (report["retries"], report["bookings"]) == (1, 0)
+    assert (report["queried_tokens"], report["measured_tokens"]) == (2, 1)
+
+
+async def test_a_second_death_is_an_error() -> None:
+    handle = Handle(Response(EVENTS[:1], DIED), Response(EVENTS[:1], DIED), Response(EVENTS))
+    with pytest.raises(ReplicaDied):
+        async for _ in client(handle).generate(REQUEST):
+            pass
+
+
+async def test_a_request_with_a_token_is_not_sent_again() -> None:
+    handle = Handle(Response(EVENTS[:2], DIED), Response(EVENTS))
+    with pytest.raises(ReplicaDied):
+        async for _ in client(handle).generate(REQUEST):
+            pass
+
+
+async def test_only_a_death_is_a_reason_to_send_it_again() -> None:
+    handle = Handle(Response([], task_error(ReplicaFailed("its step thread failed"))), Response(EVENTS))
+    with pytest.raises(ReplicaFailed, match="step thread"):
+        async for _ in client(handle).generate(REQUEST):
+            pass
+
+
+async def test_a_check_of_the_directory_needs_every_replica() -> None:
+    handle = Handle(answers=[("r0", b""), ValueError("x")])
+    with pytest.raises(DirectoryUnavailable, match="1 of 2 replicas"):
+        await client(handle, mirrored=True).check_directory()
+    (found,) = await client(Handle(answers=[("r0", bytes(16))]), mirrored=True).check_directory()
+    assert (found["pool"], found["pool_blocks"], found["directory_missing"]) == ("r0", 1, 1)
+    assert await client(handle).check_directory() == []

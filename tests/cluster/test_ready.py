@@ -23,6 +23,7 @@ REPLICA: dict[str, Any] = {
 
 def body_of(line: str) -> dict[str, Any]:
     """What curl would send: the shell runs the line with a curl that prints its -d."""
+    line = line.partition(" | grep")[0]
     script = 'curl() { while [ "$1" != -d ]; do shift; done; printf "%s" "$2"; }\n' + line
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     body = json.loads(done.stdout)
@@ -31,12 +32,13 @@ def body_of(line: str) -> dict[str, Any]:
 
 
 def test_the_block_names_what_one_needs() -> None:
-    text = ready_block("http://127.0.0.1:8000", "http://127.0.0.1:8080/metrics", "demo", [REPLICA], 12.34)
+    text = ready_block("http://127.0.0.1:8000", "http://127.0.0.1:8080/metrics", "demo", [REPLICA], "private Redis", 12.34)
     for part in (
         "http://127.0.0.1:8000/v1",
         "http://127.0.0.1:8080/metrics",
         "4,096 blocks of 16 tokens = 65,536 tokens",
         "exact mode",
+        "private Redis",
         "load 538 MB in 1.2 s, warm-up 0.5 s",
         "12.3 s",
         chat_curl("http://127.0.0.1:8000", "demo"),
@@ -55,5 +57,5 @@ def test_the_prefix_line_is_short_to_read_and_long_to_send() -> None:
     line = prefix_curl("http://x", "org/demo")
     body = body_of(line)
     assert body["model"] == "org/demo"
-    assert len(line) < 300
+    assert len(line) < 350
     assert len(body["prompt"].split()) > 250

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from actors.errors import ReplicaFailed
 from actors.request import Admitted, Delta, Event, FinishReason, GenerateRequest
@@ -12,8 +13,11 @@ from actors.status import ReplicaStatus
 
 READY = ReplicaStatus(
     replica_id="r0",
+    pid=1,
     model="tiny",
     mode="exact",
+    fingerprint="ab" * 32,
+    kv_dtype="float32",
     block_tokens=16,
     capacity_blocks=8,
     blocks={"free": 8},
@@ -28,8 +32,51 @@ READY = ReplicaStatus(
     stalled_s=0.0,
     load_s={"load": 0.1},
     load_bytes={"load": 1000},
+    publisher={"state": "open", "published_blocks": 0, "lag_s": 0.0},
 )
 
+ROUTING: dict[str, Any] = {
+    "policy": "cost",
+    "directory": {
+        "state": "live",
+        "lag_s": 0.004,
+        "lag_entries": 0,
+        "resyncs": 1,
+        "gaps": 0,
+        "digest_mismatches": 0,
+        "pools": [
+            {
+                "pool": "p0",
+                "state": "live",
+                "whole": True,
+                "key_blocks": 5,
+                "seq": 9,
+                "age_s": 0.1,
+                "replica_ids": ["r0"],
+            }
+        ],
+    },
+    "decisions": {"prefix_hit": 6, "no_prefix": 3, "load_override": 1, "fallback": 0},
+    "queried_tokens": 4000,
+    "predicted_tokens": 2100,
+    "measured_tokens": 2000,
+    "phantom_tokens": 100,
+    "bookings": 0,
+    "retries": 0,
+}
+"""What the router of one healthy replica tells."""
+
+CLEAN_CHECK: dict[str, Any] = {
+    "pool": "p0",
+    "replica_id": "r0",
+    "pool_blocks": 5,
+    "directory_missing": 0,
+    "directory_phantom": 0,
+    "mirror_missing": 0,
+    "mirror_phantom": 0,
+    "examples": [],
+}
+"""What a comparison without a difference tells of the pool of `ROUTING`."""
 
 _STEP_THREAD_DIED = ReplicaFailed("the step thread died in /some/path")
 
@@ -40,7 +87,8 @@ class Script:
 
     It waits `admit_delay_s`, raises `refusal` or admits, then sends `deltas` with `delay_s` before each. After
     `fail_after` deltas it raises `failure`. `endless` repeats the deltas for ever, `max_tokens` or not.
-    `finish_reason` None leaves the stream without an end.
+    `finish_reason` None leaves the stream without an end. `readmissions` follow the first `Admitted`, as when a replica died
+    before its first token.
     """
 
     deltas: tuple[tuple[str, tuple[int, ...]], ...] = (("Hello", (1,)), (" world", (2,)))
@@ -48,6 +96,8 @@ class Script:
     stop_reason: str | int | None = None
     replica_id: str = "r0"
     cached_tokens: int = 0
+    route: str = ""
+    readmissions: tuple[Admitted, ...] = ()
     admit_delay_s: float = 0.0
     delay_s: float = 0.0
     refusal: BaseException | None = None
@@ -72,6 +122,9 @@ class FakeEngine:
         self.script = script
         self.statuses = [READY]
         self.status_delay_s = 0.0
+        self.report: dict[str, Any] = {}
+        self.checks: list[dict[str, Any]] | Exception = []
+        self.check_delay_s = 0.0
         self.requests: list[GenerateRequest] = []
         self.open_streams = 0
         self.closed: list[str] = []
@@ -97,7 +150,9 @@ class FakeEngine:
         await asyncio.sleep(script.admit_delay_s)
         if script.refusal is not None:
             raise script.refusal
-        yield Admitted(script.replica_id, len(request.prompt_token_ids), script.cached_tokens)
+        yield Admitted(script.replica_id, len(request.prompt_token_ids), script.cached_tokens, script.route)
+        for admitted in script.readmissions:
+            yield admitted
         async for delta in self._deltas(request, script):
             self.deltas_sent += 1
             yield delta
@@ -130,3 +185,14 @@ class FakeEngine:
         """The statuses that the test set."""
         await asyncio.sleep(self.status_delay_s)
         return self.statuses
+
+    def routing(self) -> dict[str, Any]:
+        """The report that the test set; without one, this is a client without a router."""
+        return self.report
+
+    async def check_directory(self) -> list[dict[str, Any]]:
+        """The records that the test set, or its error raised."""
+        await asyncio.sleep(self.check_delay_s)
+        if isinstance(self.checks, Exception):
+            raise self.checks
+        return self.checks

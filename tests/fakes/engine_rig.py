@@ -65,10 +65,18 @@ class EngineRig:
             on_outputs=self._collect,
         )
 
-    def submit(self, request_id: str, prompt: list[int], max_tokens: int = 4, salt: str = "", **sampling: Any) -> None:
+    def submit(
+        self,
+        request_id: str,
+        prompt: list[int],
+        max_tokens: int = 4,
+        salt: str = "",
+        predicted_tokens: int = 0,
+        **sampling: Any,
+    ) -> None:
         """Queue a greedy request."""
         chosen = Sampling(max_tokens, temperature=0.0, **sampling)
-        self.engine.submit(GenerateRequest(request_id, tuple(prompt), chosen, salt=salt))
+        self.engine.submit(GenerateRequest(request_id, tuple(prompt), chosen, salt=salt), predicted_tokens)
 
     def wait(self, *request_ids: str, timeout_s: float = 20.0) -> None:
         """Until all of `request_ids` ended."""

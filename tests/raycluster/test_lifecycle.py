@@ -39,6 +39,13 @@ def kvatlas(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False)
 
 
+def run_prefix_line(line: str) -> dict[str, str]:
+    """The headers that the printed line with the long prompt shows; the body must be there too."""
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True, timeout=60)
+    assert "cached_tokens" in done.stdout, done.stdout
+    return dict(shown.split(": ", 1) for shown in done.stdout.splitlines() if shown.startswith("x-"))
+
+
 def test_from_serve_to_stop(env: dict[str, str], server: Server) -> None:
     before = regions()
     server.wait_for("Stop with Ctrl-C")
@@ -54,14 +61,19 @@ def test_from_serve_to_stop(env: dict[str, str], server: Server) -> None:
 
     asked = [line.strip() for line in server.lines if line.strip().startswith("curl ")]
     assert len(asked) == 2
-    for line in asked:  # the byte tokenizer makes the long prompt longer than this tiny model's context
-        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True, timeout=60)
-        assert {"choices", "error"} & set(json.loads(done.stdout))
+    once = subprocess.run(["sh", "-c", asked[0]], capture_output=True, text=True, check=True, timeout=60)
+    assert "choices" in json.loads(once.stdout)
+    twice = [run_prefix_line(asked[1]) for _ in range(2)]
+    assert twice[0]["x-kvatlas-replica"] == twice[1]["x-kvatlas-replica"]
+    assert twice[0]["x-kvatlas-cached-tokens"] == "0"
+    assert int(twice[1]["x-kvatlas-cached-tokens"]) > 0
+    assert "outcome=prefix_hit" in twice[1]["x-kvatlas-route"]
 
     bench = kvatlas(env, "bench", "serve", "--requests", "4", "--concurrency", "2", "--output-tokens", "2", "--json")
-    measured = json.loads(bench.stdout.splitlines()[-1])
+    (measured,) = json.loads(bench.stdout.splitlines()[-1])["runs"]
     assert measured["requests"] == 4
     assert bench.returncode == (1 if measured["errors"] else 0)
+    assert measured["errors"] or measured["replica_hit"] == measured["hit"]
 
     began = time.monotonic()
     stopped = kvatlas(env, "stop", "--json")

@@ -16,8 +16,11 @@ import pytest
 from actors.errors import RequestRefused
 from actors.request import Admitted, Delta, GenerateRequest, Sampling
 from cluster.app import APP_NAME, ENGINE_NAME
+from cluster.prefix_keys import PrefixKeys
 from cluster.ray_client import RayEngineClient
-from tests.raycluster.conftest import Served
+from tests.fakes.engine import READY
+from tests.raycluster.conftest import REPLICAS, Served
+from tests.router.scene import Scene
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
@@ -40,6 +43,12 @@ def is_idle(served: Served) -> bool:
     )
 
 
+def totals(served: Served) -> tuple[int, int]:
+    """Prompt tokens looked up and found, over all replicas since they started."""
+    replicas = served.state()["replicas"]
+    return sum(one["prefix_queried_tokens"] for one in replicas), sum(one["prefix_hit_tokens"] for one in replicas)
+
+
 def complete(served: Served, **fields: Any) -> dict[str, Any]:
     body = {"model": served.model, "max_tokens": 8, "temperature": 0, "ignore_eos": True} | fields
     answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
@@ -51,18 +60,22 @@ def complete(served: Served, **fields: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def client(served: Served) -> RayEngineClient:
+    """A client in this process, which has no router of its own: Serve takes any replica."""
     from ray import serve
 
-    return RayEngineClient(serve.get_deployment_handle(ENGINE_NAME, APP_NAME))
+    handle = serve.get_deployment_handle(ENGINE_NAME, APP_NAME)
+    return RayEngineClient(handle, Scene(directory=False).service, PrefixKeys(bytes(32), READY))
 
 
-def test_ready_reports_the_replica(served: Served) -> None:
-    (replica,) = served.replicas
-    assert replica["mode"] == "exact"
-    assert replica["capacity_blocks"] * replica["block_tokens"] == 4096
-    assert {"import", "load", "allocate", "warm-up"} <= set(replica["load_s"])
-    assert set(replica["load_bytes"]) == {"load", "allocate"}
-    assert httpx.get(f"{served.url}/health/ready").json() == {"status": "ok", "replicas": 1}
+def test_ready_reports_every_replica(served: Served) -> None:
+    assert len(served.replicas) == REPLICAS
+    for replica in served.replicas:
+        assert replica["mode"] == "exact"
+        assert replica["capacity_blocks"] * replica["block_tokens"] == 4096
+        assert {"import", "load", "allocate", "warm-up"} <= set(replica["load_s"])
+        assert set(replica["load_bytes"]) == {"load", "allocate"}
+    health = httpx.get(f"{served.url}/health/ready").json()
+    assert health == {"status": "ok", "replicas": REPLICAS, "directory": "live"}
 
 
 def test_the_same_prompt_again_is_cached_and_answers_the_same(served: Served) -> None:
@@ -74,11 +87,10 @@ def test_the_same_prompt_again_is_cached_and_answers_the_same(served: Served) ->
 
 
 def test_usage_and_the_pool_count_the_same_hits(served: Served) -> None:
-    before = served.state()["replicas"][0]
+    before = totals(served)
     usages = [complete(served, prompt=f"count me {number % 3} " * 6)["usage"] for number in range(9)]
-    after = served.state()["replicas"][0]
-    queried = after["prefix_queried_tokens"] - before["prefix_queried_tokens"]
-    hit = after["prefix_hit_tokens"] - before["prefix_hit_tokens"]
+    after = totals(served)
+    queried, hit = after[0] - before[0], after[1] - before[1]
     assert queried == sum(usage["prompt_tokens"] for usage in usages)
     assert hit == sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
     assert hit > 0
@@ -133,7 +145,6 @@ async def test_closing_the_clients_generator_aborts_at_the_replica(served: Serve
     assert isinstance(await anext(events), Delta)
     await events.aclose()
     assert await asyncio.to_thread(eventually, lambda: is_idle(served))
-    assert served.state()["replicas"][0]["integrity"] == ""
 
 
 async def test_cancelling_the_reader_aborts_at_the_replica(served: Served, client: RayEngineClient) -> None:
@@ -159,8 +170,9 @@ async def test_a_replicas_refusal_arrives_as_itself(client: RayEngineClient) -> 
 
 
 async def test_status_of_every_replica(client: RayEngineClient) -> None:
-    (status,) = await client.status()
-    assert status.block_tokens == 16
+    statuses = await client.status()
+    assert len({status.replica_id for status in statuses}) == len({status.pid for status in statuses}) == REPLICAS
+    assert {status.block_tokens for status in statuses} == {16}
 
 
 def test_metrics_are_exported(served: Served) -> None:
@@ -185,5 +197,5 @@ def test_a_client_that_leaves_after_sending_its_body_apart_is_noticed(served: Se
         client.sendall(head.encode())
         time.sleep(0.05)
         client.sendall(body)
-        assert eventually(lambda: served.state()["replicas"][0]["running"] == 1, 5)
+        assert eventually(lambda: any(replica["running"] for replica in served.state()["replicas"]), 5)
     assert eventually(lambda: is_idle(served), 1.5), "the answer is computed to its end"

@@ -19,21 +19,7 @@ from kvpool.directory import (
 from kvpool.directory.digest import digest_of
 from router.mirror import Mirror, MirrorLimits
 from tests.fakes.speaker import Speaker, key, packed
-
-
-class NoEnd:
-    """The end of a speaker whose words are handed over by the test."""
-
-    def open(self, snapshot: Snapshot) -> int:
-        return 0
-
-    def write(self, message: Message) -> int:
-        return 0
-
-    def replace_snapshot(self, snapshot: Snapshot) -> int:
-        return 0
-
-    def close(self) -> None: ...
+from tests.router.scene import NoEnd
 
 
 class Feed:
@@ -265,3 +251,22 @@ def test_lag() -> None:
     assert (mirror.lag_s(7.5), mirror.lag_entries()) == (2.5, 3)
     mirror.snapshot_failed("nobody", 1.0)
     assert mirror.keys("nobody") == set()
+
+
+def test_the_age_of_the_load_is_that_of_the_heartbeat_that_brought_it() -> None:
+    feed, one = Feed(), speaker()
+    feed.load(one)
+    feed.apply(one.batch(added=[1]))
+    assert feed.mirror.pools(feed.now)[0].load_age_s == float("inf")  # a sign of life, but no load
+    feed.apply(one.heartbeat(Load(running=1)))
+    feed.now += 0.5
+    feed.apply(one.batch(added=[2]))
+    feed.now += 0.25
+    view = feed.mirror.pools(feed.now)[0]
+    assert (view.age_s, view.load_age_s) == (0.25, 0.75)
+    feed.apply(speaker(epoch=2).batch())
+    assert feed.mirror.pools(feed.now)[0].load_age_s == 0.75  # kept with the load
+    feed.apply(speaker(epoch=3, incarnation=12).batch())
+    assert feed.mirror.pools(feed.now)[0].load_age_s == float("inf")
+    feed.apply(speaker(epoch=3, incarnation=12).heartbeat())
+    assert feed.mirror.pools(feed.now)[0].load_age_s == 0.0

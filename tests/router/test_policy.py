@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.decision import RouteDecision
-from router.policy import POLICIES, decide
-from router.route_config import RouteConfig
+from router.policy import POLICIES, _rates, decide
+from router.route_config import PolicyName, RouteConfig
 from router.view import RouteRequest, View
 
 
@@ -35,7 +35,9 @@ def view(n: int = 2, **columns: list[float]) -> View:
 
 
 def route(seen: View, policy: str = "cost", prompt_tokens: int = 1000, turn: int = 0, seed: int = 0) -> RouteDecision:
-    return decide(RouteRequest(prompt_tokens, turn=turn), seen, RouteConfig(policy), random.Random(seed))
+    return decide(
+        RouteRequest(prompt_tokens, turn=turn), seen, RouteConfig(cast(PolicyName, policy)), random.Random(seed)
+    )
 
 
 def test_cost_goes_where_the_prefix_is() -> None:
@@ -46,15 +48,40 @@ def test_cost_goes_where_the_prefix_is() -> None:
     assert [decision.view.replica_ids[index] for index in decision.order] == ["r1", "r2", "r0"]
 
 
-def test_cost_leaves_a_holder_whose_queue_costs_more_than_the_prefix() -> None:
-    for queued, wanted in ((900, "r0"), (1100, "r1")):
+def test_cost_leaves_a_holder_whose_queue_costs_more_than_the_prefix_and_what_it_costs_others() -> None:
+    for queued, wanted in ((1900, "r0"), (2100, "r1")):
         assert route(view(cached_tokens=[1000, 0], queued_tokens=[queued, 0])).replica_id == wanted
-    assert "busier" in route(view(cached_tokens=[1000, 0], queued_tokens=[1100, 0])).reason
+    assert "busier" in route(view(cached_tokens=[1000, 0], queued_tokens=[2100, 0])).reason
+
+
+def test_siblings_wait_for_a_prefix_that_is_being_computed() -> None:
+    """The first one is booked at r0 with all of it to compute; the others are promised 960 of their 1,000 tokens there."""
+    assert {route(view(cached_tokens=[960, 0], queued_tokens=[1000, 0], running=[1, 0])).replica_id} == {"r0"}
 
 
 def test_cost_weighs_a_slow_replica_by_its_own_rate() -> None:
     assert route(view(cached_tokens=[500, 0], prefill_tokens_per_s=[100.0, 1000.0])).replica_id == "r1"
-    assert route(view(prefill_tokens_per_s=[0.0, 900.0])).replica_id == "r0", "unmeasured: the configured 1,000"
+
+
+@pytest.mark.parametrize("rates", [[0.0, 900.0], [900.0, 0.0], [800.0, 1000.0], [1000.0, 700.0], [0.0, 0.0]])
+def test_equal_replicas_share_new_prefixes_whatever_they_happened_to_measure(rates: list[float]) -> None:
+    chosen = Counter(route(view(prefill_tokens_per_s=rates), seed=seed).replica_id for seed in range(200))
+    assert min(chosen["r0"], chosen["r1"]) > 60
+
+
+@given(
+    st.lists(st.floats(1.0, 1e6), min_size=1, max_size=6), st.floats(0, 3), st.integers(0, 5), st.floats(1.001, 100)
+)
+def test_a_rate_that_rises_never_makes_a_replica_look_slower(
+    measured: list[float], tolerance: float, which: int, factor: float
+) -> None:
+    config = RouteConfig(rate_tolerance=tolerance)
+    which %= len(measured)
+    before = _rates(view(len(measured), prefill_tokens_per_s=measured), config)
+    raised = [rate * (factor if index == which else 1.0) for index, rate in enumerate(measured)]
+    after = _rates(view(len(measured), prefill_tokens_per_s=raised), config)
+    assert after[which] >= before[which] * (1 - 1e-9)
+    assert (before > 0).all()
 
 
 def test_cost_counts_running_decodes() -> None:
@@ -114,6 +141,28 @@ def test_every_policy_ranks_every_candidate_and_can_say_why(policy: str, data: s
     assert len(told["candidates"]) == n
     assert policy in decision.header()
     assert "\n" not in decision.header()
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=4), st.integers(0, 30))
+def test_reason_and_outcome_of_cost_speak_of_the_replica_that_was_chosen(
+    rows: list[tuple[int, int]], seed: int
+) -> None:
+    """Equal expected times, between which chance decides, are the rule here."""
+    seen = view(len(rows), cached_tokens=[32 * row[0] for row in rows], queued_tokens=[32 * row[1] for row in rows])
+    decision = route(seen, seed=seed)
+    texts = {
+        "no_prefix": ["nothing cached, least expected wait"],
+        "prefix_hit": ["longest cached prefix"],
+        "load_override": ["its holders are busier than computing it again costs", "no slower than its holders"],
+    }
+    assert decision.reason in texts[decision.outcome]
+    assert (decision.predicted_tokens == seen.cached_tokens.max()) == (decision.outcome in ("prefix_hit", "no_prefix"))
+
+
+def test_cost_says_when_it_is_a_draw_between_waiting_and_computing_again() -> None:
+    seen = view(cached_tokens=[1000, 0], queued_tokens=[2000, 0])
+    reasons = {route(seen, seed=seed).replica_id: route(seen, seed=seed).reason for seed in range(20)}
+    assert reasons == {"r0": "longest cached prefix", "r1": "no slower than its holders"}
 
 
 def test_what_cannot_be_decided_is_said() -> None:

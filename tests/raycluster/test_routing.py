@@ -1,0 +1,124 @@
+"""Two replicas behind the router: requests go to their prefix, the figures agree, and the directory is right."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.raycluster.conftest import ADMIN_KEY, REPLICAS, Served
+from tests.raycluster.server_process import ROOT
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+
+
+def ask(served: Served, prompt: str, **fields: Any) -> httpx.Response:
+    body = {"model": served.model, "prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True} | fields
+    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def prompts(groups: int, each: int, seed: int) -> list[str]:
+    """Prompts of `groups` prefixes of 320 tokens (a token is a byte), shuffled."""
+    rng = random.Random(seed)
+    prefixes = [f"{number:03d}{rng.random()} " + "shared words " * 25 for number in range(groups)]
+    made = [f"{prefix[:320]} question {turn} {rng.random()}" for prefix in prefixes for turn in range(each)]
+    rng.shuffle(made)
+    return made
+
+
+def until(check: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if check():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def counters(served: Served, names: list[str]) -> dict[str, float]:
+    """The exported totals, summed over processes and tags."""
+    found = dict.fromkeys(names, 0.0)
+    for name, value in re.findall(r"^ray_kvatlas_(\w+?)_total\{[^}]*\} (\S+)$", httpx.get(served.metrics_url).text, re.M):
+        if name in found:
+            found[name] += float(value)
+    return found
+
+
+def test_a_prefix_stays_where_it_is_cached_and_the_header_says_why(served: Served) -> None:
+    first, *others = prompts(1, 6, seed=1)
+    home = ask(served, first).headers
+    assert "outcome=no_prefix" in home["x-kvatlas-route"]
+    for prompt in others:
+        answer = ask(served, prompt)
+        assert answer.headers["x-kvatlas-replica"] == home["x-kvatlas-replica"]
+        assert answer.headers["x-kvatlas-route"].startswith("policy=cost; outcome=prefix_hit; predicted_tokens=320;")
+        assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 320
+
+
+def test_prefixes_spread_over_the_replicas(served: Served) -> None:
+    homes = {ask(served, prompt).headers["x-kvatlas-replica"] for prompt in prompts(12, 1, seed=2)}
+    assert len(homes) == REPLICAS
+
+
+def test_metrics_answers_and_status_tell_the_same_hits(served: Served) -> None:
+    names = ["prefix_cache_queries", "prefix_cache_hits", "router_queried_tokens", "router_measured_tokens"]
+    names += ["router_predicted_tokens", "router_phantom_tokens", "router_requests"]
+    before, routing_before = None, served.state()["routing"]
+    assert until(lambda: counters(served, names)["router_requests"] == sum(routing_before["decisions"].values()), 60)
+    before = counters(served, names)
+    answers = [ask(served, prompt) for prompt in prompts(4, 5, seed=3)]
+    usages = [answer.json()["usage"] for answer in answers]
+    queried = sum(usage["prompt_tokens"] for usage in usages)
+    cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    predicted = sum(int(re.findall(r"predicted_tokens=(\d+)", one.headers["x-kvatlas-route"])[0]) for one in answers)
+    assert cached >= 4 * 4 * 320
+    routing = served.state()["routing"]
+    assert routing["queried_tokens"] - routing_before["queried_tokens"] == queried
+    assert routing["measured_tokens"] - routing_before["measured_tokens"] == cached
+    assert routing["predicted_tokens"] - routing_before["predicted_tokens"] == predicted
+
+    wanted = dict(zip(names, [queried, cached, queried, cached, predicted, max(0, predicted - cached), 20], strict=True))
+
+    def grown() -> dict[str, float]:
+        return {name: value - before[name] for name, value in counters(served, names).items()}
+
+    until(lambda: grown() == wanted, 60)
+    assert grown() == wanted
+
+
+def test_every_policy_metric_is_exported(served: Served) -> None:
+    ask(served, "metrics, please")
+    wanted = ["router_decision_seconds_count", "directory_lag_seconds", "directory_state", "directory_resyncs_total"]
+    wanted += ["directory_published_blocks", "directory_sessions_total", "router_bookings"]
+
+    def exported() -> bool:
+        text = httpx.get(served.metrics_url).text
+        return all(f"ray_kvatlas_{name}" in text for name in wanted)
+
+    assert until(exported, 60), [n for n in wanted if f"ray_kvatlas_{n}" not in httpx.get(served.metrics_url).text]
+
+
+def test_the_directory_is_exact_at_rest(served: Served) -> None:
+    for prompt in prompts(3, 2, seed=4):
+        ask(served, prompt)
+    command = [sys.executable, "-m", "cluster.cli.main", "directory", "check", "--url", served.url]
+    environment = {"KVATLAS_HTTP__ADMIN_KEY": ADMIN_KEY, "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "No difference" in done.stdout
+    assert all(replica["replica_id"] in done.stdout for replica in served.replicas)
+
+
+def test_bookings_are_gone_at_rest(served: Served) -> None:
+    for prompt in prompts(2, 3, seed=5):
+        ask(served, prompt, stream=False)
+    assert until(lambda: served.state()["routing"]["bookings"] == 0, 10)

@@ -1,0 +1,100 @@
+"""A route service over a mirror that the test feeds by hand, in the test's own time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from kvpool.directory import Load, LogEntry, Message, Snapshot, StoredSnapshot
+from router.mirror import Mirror
+from router.route_config import PolicyName, RouteConfig
+from router.service import RouteService
+from tests.fakes.speaker import Speaker, key
+
+BLOCK_TOKENS = 16
+FRESH_S = 3.0
+
+
+class NoEnd:
+    """The end of a speaker whose words are handed over by the test."""
+
+    def open(self, snapshot: Snapshot) -> int:
+        return 0
+
+    def write(self, message: Message) -> int:
+        return 0
+
+    def replace_snapshot(self, snapshot: Snapshot) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
+
+class Recorder:
+    """Metrics that keep what they were told, by name."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, list[tuple[Any, ...]]] = {
+            name: [] for name in ("decided", "routed", "looked_up", "retried", "levels")
+        }
+
+    def decided(self, seconds: float) -> None:
+        self.told["decided"].append((seconds,))
+
+    def routed(self, outcome: str) -> None:
+        self.told["routed"].append((outcome,))
+
+    def looked_up(self, *tokens: int) -> None:
+        self.told["looked_up"].append(tokens)
+
+    def retried(self) -> None:
+        self.told["retried"].append(())
+
+    def levels(self, *levels: Any) -> None:
+        self.told["levels"].append(levels)
+
+
+class Scene:
+    """Pools `p-r0`, `p-r1`, ..., one for each replica that was `heard`."""
+
+    def __init__(self, policy: PolicyName = "cost", directory: bool = True, seed: int = 1) -> None:
+        self.now = 100.0
+        self.mirror = Mirror()
+        self.is_connected = True
+        self.metrics = Recorder()
+        self.position = 0
+        self.speakers: dict[str, Speaker] = {}
+        self.service = RouteService(
+            self.mirror if directory else None,
+            RouteConfig(policy, prefill_tokens_per_s=1000.0, tie_s=0.001),
+            block_tokens=BLOCK_TOKENS,
+            clock=lambda: self.now,
+            rng=random.Random(seed),
+            metrics=self.metrics,
+            fresh_s=FRESH_S,
+            connected=lambda: self.is_connected,
+        )
+
+    def hear(self, replica_id: str, held: Sequence[int] = (), load: Load | None = None, pool: str = "") -> None:
+        """The replica's pool sends a heartbeat; it holds the keys with these numbers from its first one on."""
+        pool = pool or f"p-{replica_id}"
+        speaker = self.speakers.get(pool)
+        if speaker is None:
+            speaker = Speaker(NoEnd(), pool, len(self.speakers) + 1, 1)
+            speaker.held = list(held)
+            self.speakers[pool] = speaker
+            self.mirror.load(StoredSnapshot(speaker.snapshot(), self.position), self.now)
+        self.position += 1
+        beat = speaker.heartbeat(load or Load(free_blocks=1000), (replica_id,), FRESH_S)
+        self.mirror.apply(LogEntry(self.position, beat), self.now)
+        self.mirror.note_progress(self.now, 0)
+
+    def route(self, request_id: str, replica_ids: Sequence[str] = ("r0", "r1")) -> str:
+        """The replica chosen."""
+        return self.service.route(request_id, replica_ids).replica_id
+
+
+def keys(*numbers: int) -> list[bytes]:
+    """The keys with these numbers."""
+    return [key(number) for number in numbers]

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from router.directory_state import DirectoryWatch
+from router.mirror import Mirror
+from tests.router.scene import Scene
+
+
+@pytest.mark.parametrize(
+    ("lag_s", "connected", "state"),
+    [(0.0, True, "live"), (0.4, True, "live"), (0.6, True, "stale"), (0.0, False, "stale"), (3.1, True, "silent")],
+)
+def test_states(lag_s: float, connected: bool, state: str) -> None:
+    mirror = Mirror()
+    mirror.note_progress(100.0, 0)
+    watch = DirectoryWatch(mirror, lambda: connected, 3.0)
+    assert watch.state(100.0 + lag_s) == state
+    assert bool(watch.silence(100.0 + lag_s)) == (state == "silent")
+
+
+def test_reasons_for_silence_are_words() -> None:
+    mirror = Mirror()
+    watch = DirectoryWatch(mirror, lambda: True, 3.0)
+    assert (watch.state(5.0), watch.silence(5.0)) == ("silent", "the directory has not answered yet")
+    mirror.note_progress(100.0, 0)
+    assert watch.silence(104.25) == "directory silent for 4.2 s"
+    off = DirectoryWatch(None, lambda: True, 3.0)
+    assert (off.state(5.0), off.silence(5.0), off.counts()) == ("off", "no directory", (0, 0, 0))
+
+
+def test_report_is_strict_json() -> None:
+    for mirror in (None, Mirror()):
+        report = DirectoryWatch(mirror, lambda: True, 3.0).report(5.0)
+        assert (report["lag_s"], report["pools"]) == (None, [])
+        json.dumps(report, allow_nan=False)
+    scene = Scene()
+    scene.hear("r0", held=[1, 2])
+    report = DirectoryWatch(scene.mirror, lambda: True, 3.0).report(scene.now + 0.25)
+    (pool,) = report["pools"]
+    assert (pool["pool"], pool["state"], pool["key_blocks"], pool["age_s"]) == ("p-r0", "live", 2, 0.25)
+    assert pool["replica_ids"] == ["r0"]
+    assert (report["resyncs"], report["lag_entries"], report["lag_s"]) == (1, 0, 0.25)
+    json.dumps(report, allow_nan=False)
