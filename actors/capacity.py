@@ -29,7 +29,8 @@ def pool_blocks(config: PoolConfig, geometry: BlockGeometry, directory: Path, re
     if tokens < max(_LEAST_TOKENS, config.block_tokens):
         raise PoolError(
             f"{directory} has {free_bytes / 2**20:.0f} MiB free; a replica's share of it, {share_bytes / 2**20:.0f} MiB, holds "
-            f"{tokens} tokens of this model, too few to serve. Set pool.tokens (KVATLAS_POOL__TOKENS) to use more of it (one token takes {geometry.token_bytes} bytes), or "
+            f"{tokens} tokens of this model, too few to serve. Set pool.tokens (KVATLAS_POOL__TOKENS) to use more of it (one "
+            f"token takes {geometry.token_bytes} bytes), or "
             "enlarge it (docker: --shm-size; Kubernetes: emptyDir, medium Memory, larger sizeLimit)"
         )
     return tokens // config.block_tokens

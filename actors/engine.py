@@ -120,7 +120,10 @@ class Engine:
         return not self._thread.is_alive()
 
     def submit(self, request: GenerateRequest, predicted_tokens: int = 0) -> None:
-        """Queue a request. `predicted_tokens` only helps to say how much work waits here. Raises `RequestRefused`, `ReplicaOverloaded` or `ReplicaFailed`; then nothing is queued."""
+        """Queue a request. `predicted_tokens` only helps to say how much work waits here.
+
+        Raises `RequestRefused`, `ReplicaOverloaded` or `ReplicaFailed`; then nothing is queued.
+        """
         self._check(request)
         with self._wake:
             if self.failure is not None or self._stopping:

@@ -77,7 +77,9 @@ class RayMetrics:
             "e2e_request_latency_seconds", "Arrival at the replica to last token.", _REQUEST_BOUNDARIES
         )
         self._published = gauge("directory_published_blocks", "Blocks of the pool that the directory lists.")
-        self._publish_lag = gauge("directory_publish_lag_seconds", "For how long the directory has been behind the pool.")
+        self._publish_lag = gauge(
+            "directory_publish_lag_seconds", "For how long the directory has been behind the pool."
+        )
         self._refused = counter("directory_refused_writes", "Writes that the directory refused, by reason.", "reason")
         self._sessions = counter("directory_sessions", "Times the pool was announced whole to the directory.")
         self._publish_failures = counter("directory_publish_failures", "Times the publication was interrupted.")
@@ -121,5 +123,5 @@ class RayMetrics:
         """Add to `counter` what `total` has grown by since the last time."""
         grown = total - self._counted.get((name, reason), 0)
         if grown > 0:
-            counter.inc(grown, tags={"reason": reason} if reason else None)
+            counter.inc(grown, tags={"reason": reason} if reason else {})
             self._counted[name, reason] = total

@@ -2,12 +2,14 @@
 
 `load_model` reads the weights, learns the attention geometry from one traced pass (the model tells it, we do not guess
 config names), and proves on a small private pool that chunked and paged computing gives the model's own eager logits;
-else the model is refused. `PagedModel.bind` then points it at the real pool, and `forward` computes one step.
+else the model is refused. In bfloat16 on the CPU the linear layers are then packed (`packed_linear.py`) and the proof is
+repeated; what fails it is served unpacked. `PagedModel.bind` then points it at the real pool, and `forward` computes one step.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,12 @@ from actors.attention import AttentionPort, PagedAttention, Trace
 from actors.config import Mode
 from actors.errors import ModelNotFound, ModelRefused
 from actors.masks import MaskRecorder
+from actors.packed_linear import pack
 from actors.step import Piece, StepBatch, build_step
 from actors.support import check_class, check_config, check_layers
 from kvpool.geometry import BlockGeometry
 
+_log = logging.getLogger(__name__)
 _DTYPES: dict[Mode, torch.dtype] = {"exact": torch.float32, "fast": torch.bfloat16}
 _PROBE_BLOCK_TOKENS = 8
 _PROBE_WINDOW_TOKENS = 512
@@ -99,6 +103,19 @@ class PagedModel:
         self.layers, self.kv_heads, self.head_dim = len(trace.layers), shape.kv_heads, shape.key_dim
         self._windows = [trace.layers[index].window for index in range(self.layers)]
         self._compare(ids, expected)
+        self._pack(ids, expected)
+
+    def _pack(self, ids: torch.Tensor, expected: torch.Tensor) -> None:
+        """Lay the weights out for the CPU, if the model then still computes what it did. Raises nothing."""
+        packing = pack(self._model)
+        if not packing.layers:
+            return
+        try:
+            self._compare(ids, expected)
+        except Exception as error:  # a model's own code may do anything with the layers it has
+            _log.warning("%s is served with plain linear layers: %s", self.name, _first_line(error))
+            self.unbind()
+            packing.undo()
 
     def _probe_ids(self) -> torch.Tensor:
         """Token ids [1, n] long enough to cross blocks, a chunk border and, where it is short, the sliding window."""

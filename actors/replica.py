@@ -176,7 +176,9 @@ class Replica:
     async def generate(self, request: GenerateRequest, predicted_tokens: int = 0) -> AsyncGenerator[Event]:
         """Yield one `Admitted`, then `Delta`s until one has a finish reason. Closing the generator aborts the request.
 
-        `predicted_tokens` of the prompt were expected to be cached here when it was routed. Raises `RequestRefused`, `ReplicaOverloaded`, `ReplicaFailed`.
+        `predicted_tokens` of the prompt were expected to be cached here when it was routed.
+
+        Raises `RequestRefused`, `ReplicaOverloaded`, `ReplicaFailed`.
         """
         self._start_reporter()
         arrived = self._clock()

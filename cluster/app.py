@@ -7,7 +7,7 @@ configuration sources except flags.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, cast
 
 from ray import serve
 from ray.serve import Application
@@ -43,7 +43,7 @@ def build(config: Config, files: ModelFiles) -> Application:
         name=ENGINE_NAME,
         num_replicas=config.cluster.replicas,
         max_ongoing_requests=MAX_ONGOING,
-        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
+        request_router_config=RequestRouterConfig(request_router_class=cast("Any", ROUTER)),
         ray_actor_options={"num_cpus": 1},
         graceful_shutdown_timeout_s=120,
         graceful_shutdown_wait_loop_s=0.5,

@@ -22,7 +22,7 @@ class ClusterConfig:
     id: str = ""
     """Names this cluster in a Redis that several share. Empty: the id of the Ray session."""
     secret: str = field(default="", repr=False, metadata={"secret": True})
-    """Secret of the block keys, at least 16 characters, the same for every start. Empty: a random one, kept in the cache directory."""
+    """Secret of the block keys, at least 16 characters, the same at every start. Empty: a random one, kept in the cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,10 @@ RANGES: dict[str, Range] = {
 PATTERNS: dict[str, tuple[str, str]] = {
     "cluster.id": (r"[A-Za-z0-9._-]{0,64}", "up to 64 letters, digits, dots, dashes and underscores"),
     "cluster.secret": (r"|.{16,}", "at least 16 characters"),
-    "directory.redis_url": (r"|(redis|rediss|unix)://\S+", "an address that starts with redis://, rediss:// or unix://"),
+    "directory.redis_url": (
+        r"|(redis|rediss|unix)://\S+",
+        "an address that starts with redis://, rediss:// or unix://",
+    ),
 }
 
 

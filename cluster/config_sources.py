@@ -27,7 +27,7 @@ ENV_PREFIX = "KVATLAS_"
 OTHER_ENVIRONMENT = {
     "KVATLAS_CONFIG": "Path of the YAML file that is read when --config is not given.",
     "KVATLAS_CACHE_DIR": "Directory for converted models. Default: ~/.cache/kvatlas.",
-    "KVATLAS_RUNTIME_DIR": "Directory for the state files and the private Redis of running servers. Default: $XDG_RUNTIME_DIR/kvatlas.",
+    "KVATLAS_RUNTIME_DIR": "Directory for state files and private Redis of running servers. Default: $XDG_RUNTIME_DIR/kvatlas.",
 }
 
 

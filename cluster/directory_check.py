@@ -34,9 +34,7 @@ class PoolCheck:
     examples: tuple[str, ...]
 
 
-def compare(
-    truth: Mapping[str, bytes], mirror: Mirror, open_reader: Callable[[], DirectoryReader]
-) -> list[PoolCheck]:
+def compare(truth: Mapping[str, bytes], mirror: Mirror, open_reader: Callable[[], DirectoryReader]) -> list[PoolCheck]:
     """Compares the packed keys of each pool in `truth`, by replica, with the directory and with `mirror`.
 
     Blocks; call it in a thread. Raises `DirectoryUnavailable`.

@@ -23,11 +23,15 @@ from ray.serve.handle import DeploymentHandle
 from actors.config import DirectoryConfig, Membership
 from actors.status import ReplicaStatus
 from cluster import membership
+from cluster.prefix_keys import PrefixKeys
+from cluster.ray_client import RayEngineClient, replica_statuses
 from cluster.text_codec import TextCodec
 from kvpool.directory import DirectoryReader, Space
-from router.route_config import RouteConfig
+from router import registry
 from router.follower import FollowerThread
+from router.metrics import RayRouterMetrics
 from router.mirror import Mirror
+from router.route_config import RouteConfig
 from router.service import RouteService
 
 _log = logging.getLogger(__name__)
@@ -42,9 +46,9 @@ class IngressSettings:
     model_dir: str
     max_body_bytes: int
     admin_key: str = field(default="", repr=False)
-    membership: Membership = Membership()
-    directory: DirectoryConfig = DirectoryConfig()
-    router: RouteConfig = RouteConfig()
+    membership: Membership = field(default_factory=Membership)
+    directory: DirectoryConfig = field(default_factory=DirectoryConfig)
+    router: RouteConfig = field(default_factory=RouteConfig)
 
 
 @serve.ingress()
@@ -64,7 +68,6 @@ class Ingress:
         """
         from cluster.api.app import build_app
         from cluster.api.settings import ApiSettings
-        from cluster.ray_client import replica_statuses
 
         settings = self._settings
         codec = await asyncio.to_thread(_codec, Path(settings.model_dir))
@@ -86,11 +89,6 @@ class Ingress:
 
     def _client(self, status: ReplicaStatus) -> RayEngineClient:
         """The way to the replicas: keys as they compute them, and a router that follows the directory."""
-        from cluster.prefix_keys import PrefixKeys
-        from cluster.ray_client import RayEngineClient
-        from router import registry
-        from router.metrics import RayRouterMetrics
-
         settings = self._settings
         open_reader = self._reader(status)
         mirror = Mirror() if open_reader is not None else None
@@ -109,14 +107,16 @@ class Ingress:
         )
         registry.install(self._engine.deployment_name, routes)
         self._reporter = asyncio.create_task(_report_levels(routes))
-        keys = PrefixKeys(membership.joined(settings.membership).secret, status)
+        keys = PrefixKeys(settings.membership.secret, status)
         return RayEngineClient(self._engine, routes, keys, mirror, open_reader)
 
     def _reader(self, status: ReplicaStatus) -> Callable[[], DirectoryReader] | None:
         """What opens the directory for reading; None where there is none."""
         url = self._settings.directory.redis_url
         if not url:
-            _log.warning("no directory.redis_url: requests are routed by load only, not to where their prefix is cached")
+            _log.warning(
+                "no directory.redis_url: requests are routed by load only, not to where their prefix is cached"
+            )
             return None
         from kvpool.directory.redis_backend import RedisReader
 

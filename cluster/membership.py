@@ -1,8 +1,8 @@
 """What makes processes one cluster: the secret of the block keys, and the name in a directory that several clusters share.
 
 The secret is chosen where the application is built and travels to ingress and replicas with their arguments, so all of them
-name a block alike, on whatever machine they run. The name is the id of the Ray session unless given, so that two clusters that run
-side by side, as during an upgrade, never mix; each process reads it from Ray when it starts.
+name a block alike, on whatever machine they run. The name is the id of the Ray session unless given, so that two clusters
+that run side by side, as during an upgrade, never mix; each process reads it from Ray when it starts.
 """
 
 from __future__ import annotations

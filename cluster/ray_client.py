@@ -1,7 +1,7 @@
 """`EngineClient` over a Ray Serve handle: requests go to replicas as streams of events, errors come back as ours.
 
-Each request has a ticket at the router for as long as it lives; the router's adapter inside Serve finds it there by the request's id.
-A request whose replica dies before its first token is sent once more, to another replica.
+Each request has a ticket at the router for as long as it lives; the router's adapter inside Serve finds it there by the id of
+the request. A request whose replica dies before its first token is sent once more, to another replica.
 
 Ray wraps what a replica raises (`RayTaskError`) and has errors of its own for dead replicas and full queues. Here they become
 the exceptions that `EngineClient` promises, so that the HTTP app knows nothing of Ray.

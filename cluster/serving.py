@@ -89,7 +89,9 @@ def _run(config: Config, files: ModelFiles, progress: Progress, say: Callable[[s
         where = "private Redis" if redis is not None else without_password(config.directory.redis_url)
         say(ready_block(url, cluster.metrics_url, model, found["replicas"], where, time.monotonic() - started))
         if not _is_known(config, found):
-            say(f"Note: the directory does not tell of all pools yet ({where}): until it does, requests are routed by load only.")
+            say(
+                f"Note: the directory does not tell of all pools yet ({where}): until it does, requests are routed by load only."
+            )
         while True:
             signal.pause()
     except (StopRequested, KeyboardInterrupt):

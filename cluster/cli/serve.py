@@ -25,7 +25,9 @@ def serve(
     config: ConfigFile = None,
     served_model_name: Annotated[str | None, typer.Option(help="Name that clients use for the model.")] = None,
     replicas: Annotated[int | None, typer.Option(help="How many replicas. Default: 2.")] = None,
-    redis: Annotated[str | None, typer.Option(metavar="URL", help="Redis of the directory. Default: a private one.")] = None,
+    redis: Annotated[
+        str | None, typer.Option(metavar="URL", help="Redis of the directory. Default: a private one.")
+    ] = None,
     policy: Annotated[str | None, typer.Option(help="How requests are routed. Default: cost.")] = None,
     mode: Annotated[str | None, typer.Option(help="`fast` (bfloat16) or `exact` (float32).")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest prompt + output, in tokens.")] = None,

@@ -32,7 +32,9 @@ def body_of(line: str) -> dict[str, Any]:
 
 
 def test_the_block_names_what_one_needs() -> None:
-    text = ready_block("http://127.0.0.1:8000", "http://127.0.0.1:8080/metrics", "demo", [REPLICA], "private Redis", 12.34)
+    text = ready_block(
+        "http://127.0.0.1:8000", "http://127.0.0.1:8080/metrics", "demo", [REPLICA], "private Redis", 12.34
+    )
     for part in (
         "http://127.0.0.1:8000/v1",
         "http://127.0.0.1:8080/metrics",

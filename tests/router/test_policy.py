@@ -69,9 +69,7 @@ def test_equal_replicas_share_new_prefixes_whatever_they_happened_to_measure(rat
     assert min(chosen["r0"], chosen["r1"]) > 60
 
 
-@given(
-    st.lists(st.floats(1.0, 1e6), min_size=1, max_size=6), st.floats(0, 3), st.integers(0, 5), st.floats(1.001, 100)
-)
+@given(st.lists(st.floats(1.0, 1e6), min_size=1, max_size=6), st.floats(0, 3), st.integers(0, 5), st.floats(1.001, 100))
 def test_a_rate_that_rises_never_makes_a_replica_look_slower(
     measured: list[float], tolerance: float, which: int, factor: float
 ) -> None:

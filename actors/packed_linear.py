@@ -1,0 +1,108 @@
+"""Linear layers with weights in the layout that oneDNN computes with, for bfloat16 on the CPU.
+
+torch hands its weights to oneDNN row by row and pays for that in every call; for the few rows of a decode step it is most of
+the step. Here each weight is laid out once, at load. The numbers are the same products, summed in another order.
+
+It works on any model: every plain `nn.Linear` is replaced by a module that answers for it, after its own result has been
+compared with the original's. `undo` puts the originals back, so a caller can make sure that the whole model still computes the
+same. Where torch's operators are missing, the CPU has no bfloat16, or a layer fails its comparison, layers stay as they are.
+
+Limits: the operators are torch's own but not public; `pyproject.toml` pins torch's minor version. A layer that is tied to an
+embedding needs its weight twice. Code that computes with `module.weight` itself finds a tensor without memory there and fails.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+_log = logging.getLogger(__name__)
+_LAYOUT_ROWS = 16
+"""Rows for which oneDNN chooses the layout; it serves one row and hundreds as well."""
+_PROBE_ROWS = (1, 5, 64)
+_WORST_RATIO = 2.0
+"""A packed layer may be this much further from float32 than the plain one, in the mean."""
+
+
+class PackedLinear(nn.Module):
+    """Answers for `linear`, whose weight is [out, in]."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight = torch.empty_like(linear.weight, device="meta", requires_grad=False)
+        """Shape and type only, for code that asks for them."""
+        self.bias = linear.bias
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _LAYOUT_ROWS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] to [..., out]."""
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """What was replaced. `undo` puts the originals back."""
+
+    layers: int
+    undo: Callable[[], None]
+
+
+@torch.inference_mode()
+def pack(model: nn.Module) -> Packing:
+    """Replace what can be replaced in `model`, which it mutates. Raises nothing."""
+    replaced: list[tuple[nn.Module, str, nn.Linear]] = []
+
+    def undo() -> None:
+        for parent, name, original in replaced:
+            setattr(parent, name, original)
+
+    if _supported():
+        try:
+            for parent in list(model.modules()):
+                for name, child in list(parent.named_children()):
+                    if type(child) is nn.Linear and _is_plain(child):
+                        packed = PackedLinear(child)
+                        if _agree(child, packed):
+                            setattr(parent, name, packed)
+                            replaced.append((parent, name, child))
+        except RuntimeError:
+            _log.warning("linear layers stay as they are: packing them failed", exc_info=True)
+            undo()
+            replaced.clear()
+    return Packing(len(replaced), undo)
+
+
+def _supported() -> bool:
+    operators: Any = torch.ops.mkldnn
+    names = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
+    if not torch.backends.mkldnn.is_available() or not all(hasattr(operators, name) for name in names):
+        return False
+    return bool(operators._is_mkldnn_bf16_supported())
+
+
+def _is_plain(linear: nn.Linear) -> bool:
+    """In bfloat16 on the CPU, and without hooks or parametrisations that a replacement would lose."""
+    hooked = linear._forward_hooks or linear._forward_pre_hooks or hasattr(linear, "parametrizations")
+    return linear.weight.dtype == torch.bfloat16 and linear.weight.device.type == "cpu" and not hooked
+
+
+def _agree(plain: nn.Linear, packed: PackedLinear) -> bool:
+    """Whether the two are about equally far from the product in float32, on random rows."""
+    generator = torch.Generator().manual_seed(1)
+    weight = plain.weight.float()
+    bias = None if plain.bias is None else plain.bias.float()
+    for rows in _PROBE_ROWS:
+        x = torch.randn(rows, plain.in_features, generator=generator).to(torch.bfloat16)
+        exact = nn.functional.linear(x.float(), weight, bias)
+        allowed = _WORST_RATIO * float((plain(x).float() - exact).abs().mean()) + 1e-6
+        if not float((packed(x).float() - exact).abs().mean()) <= allowed:
+            _log.warning("a linear layer of %d x %d stays as it is: packed it differs", *plain.weight.shape)
+            return False
+    return True

@@ -1,0 +1,208 @@
+"""Redis and replicas killed under load: what clients see, and that all is whole again without a restart of anything else."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.raycluster.conftest import ADMIN_KEY, REPLICAS, Served
+from tests.raycluster.server_process import ROOT, regions
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.slow, pytest.mark.timeout(400)]
+
+LEASE_S = 3.0
+
+
+def until(check: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if check():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def directory_of(served: Served) -> dict[str, Any]:
+    found: dict[str, Any] = served.state()["routing"]["directory"]
+    return found
+
+
+def is_whole(served: Served) -> bool:
+    """Every replica up, its pool known to the router, all of it."""
+    state = served.state()
+    pools = state["routing"]["directory"]["pools"]
+    live = {replica["replica_id"] for replica in state["replicas"]}
+    routed = {name for pool in pools if pool["whole"] for name in pool["replica_ids"]}
+    return len(live) == REPLICAS and routed == live and state["routing"]["directory"]["state"] == "live"
+
+
+def check_is_clean(served: Served) -> None:
+    """`kvatlas directory check` finds no missing and no phantom key."""
+    command = [sys.executable, "-m", "cluster.cli.main", "directory", "check", "--url", served.url, "--within", "10"]
+    environment = {"KVATLAS_HTTP__ADMIN_KEY": ADMIN_KEY, "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def fallbacks_exported(served: Served) -> bool:
+    lines = httpx.get(served.metrics_url).text.splitlines()
+    return any("kvatlas_router_requests_total" in line and 'outcome="fallback"' in line for line in lines)
+
+
+class Load:
+    """Clients that ask for prompts of a few prefixes, one after the other, until told to stop."""
+
+    def __init__(self, served: Served, clients: int) -> None:
+        self.results: Counter[str] = Counter()
+        self.outcomes: list[tuple[float, str]] = []
+        self._served = served
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(seed,)) for seed in range(clients)]
+
+    def _run(self, seed: int) -> None:
+        rng = random.Random(seed)
+        with httpx.Client(base_url=self._served.url, timeout=60) as client:
+            while not self._stop.is_set():
+                prompt = f"prefix {rng.randrange(6)} " + "of many words " * 20 + str(rng.random())
+                body = {"model": self._served.model, "prompt": prompt, "max_tokens": 6, "ignore_eos": True}
+                answer = client.post("/v1/completions", json=body)
+                route = answer.headers.get("x-kvatlas-route", "")
+                outcome = route.partition("outcome=")[2].partition(";")[0]
+                self.results["ok" if answer.status_code == 200 else answer.text] += 1
+                self.outcomes.append((time.monotonic(), outcome))
+
+    def saw(self, outcome: str, since: float) -> bool:
+        return any(at > since and seen == outcome for at, seen in self.outcomes)
+
+    @contextmanager
+    def running(self) -> Iterator[Load]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            for thread in self._threads:
+                thread.join(70)
+
+
+def test_redis_killed_under_load_costs_no_request_and_comes_back_whole(served: Served) -> None:
+    assert until(lambda: is_whole(served), 60)
+    before = [replica["replica_id"] for replica in served.state()["replicas"]]
+    with Load(served, 4).running() as load:
+        assert until(lambda: load.saw("prefix_hit", 0), 20)
+        served.redis.stop()
+        killed = time.monotonic()
+        assert until(lambda: load.saw("fallback", killed), LEASE_S + 5)
+        assert directory_of(served)["state"] == "silent"
+        health = httpx.get(f"{served.url}/health/ready").json()
+        assert (health["status"], health["directory"]) == ("ok", "silent")
+        assert until(lambda: fallbacks_exported(served), 40)
+
+        served.redis.start()  # empty
+        assert until(lambda: is_whole(served), 20)
+        back = time.monotonic()
+        assert until(lambda: load.saw("prefix_hit", back), 20)
+    assert set(load.results) == {"ok"}
+    check_is_clean(served)
+
+    served.redis.save()
+    old = set(regions())
+    with Load(served, 4).running() as load:
+        time.sleep(1)
+        served.redis.stop()
+        time.sleep(2)
+        served.redis.start()  # with what it knew a while ago
+        assert until(lambda: is_whole(served), 20)
+    assert set(load.results) == {"ok"}
+    check_is_clean(served)
+    served.redis.forget()
+    assert [replica["replica_id"] for replica in served.state()["replicas"]] == before
+    assert regions() >= old
+
+
+def long_request(served: Served, seed: int) -> str:
+    """A prompt of about 1,900 tokens; how its answer ended."""
+    rng = random.Random(seed)
+    body = {"model": served.model, "prompt": rng.randbytes(950).hex(), "max_tokens": 40, "ignore_eos": True}
+    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=120)
+    if answer.status_code == 200:
+        assert answer.json()["usage"]["completion_tokens"] == 40
+        return "ok"
+    assert answer.json()["error"]["code"] == "replica_failed", answer.text
+    assert answer.headers["retry-after"]
+    return str(answer.status_code)
+
+
+def test_a_replica_killed_under_load_leaves_routing_and_comes_back(served: Served) -> None:
+    assert until(lambda: is_whole(served), 60)
+    retries = served.state()["routing"]["retries"]
+    with ThreadPoolExecutor(48) as clients:
+        answers = [clients.submit(long_request, served, seed) for seed in range(48)]
+        busy: list[dict[str, Any]] = []
+
+        def is_busy() -> bool:
+            busy[:] = [one for one in served.state()["replicas"] if one["waiting"] or one["running"] > 2]
+            return bool(busy)
+
+        assert until(is_busy, 20)
+        victim = busy[0]
+        os.kill(victim["pid"], signal.SIGKILL)
+        killed = time.monotonic()
+        name = victim["replica_id"]
+
+        def is_gone() -> bool:
+            return all(name not in pool["replica_ids"] for pool in directory_of(served)["pools"])
+
+        assert until(is_gone, LEASE_S + 5)
+        assert time.monotonic() - killed < LEASE_S + 3
+        results = Counter(answer.result() for answer in answers)
+    assert set(results) <= {"ok", "503"}
+    assert results["ok"] >= 24
+    assert served.state()["routing"]["retries"] > retries
+    assert until(lambda: is_whole(served), 90)
+    assert name not in {replica["replica_id"] for replica in served.state()["replicas"]}
+    assert httpx.get(f"{served.url}/health/ready").status_code == 200
+    newcomer = {one["replica_id"] for one in served.state()["replicas"]} - {
+        one["replica_id"] for one in served.replicas
+    }
+    assert until(lambda: answered_by(served) in newcomer, 30), "the new replica gets no request"
+    assert until(lambda: f"kvatlas-{name}" not in regions(), 10)
+    check_is_clean(served)
+
+
+def answered_by(served: Served) -> str:
+    body = {"model": served.model, "prompt": f"anybody {random.random()}", "max_tokens": 2}
+    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.headers["x-kvatlas-replica"]
+
+
+def test_a_stream_that_has_begun_ends_with_an_error_event(served: Served) -> None:
+    assert until(lambda: is_whole(served), 90)
+    body = {"model": served.model, "prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer:
+        lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+        next(lines)
+        (pid,) = [
+            one["pid"] for one in served.state()["replicas"] if one["replica_id"] == answer.headers["x-kvatlas-replica"]
+        ]
+        os.kill(pid, signal.SIGKILL)
+        rest = list(lines)
+    assert rest[-1] == "data: [DONE]"
+    assert '"replica_failed"' in rest[-2]
+    assert until(lambda: is_whole(served), 90)
+    assert until(lambda: served.state()["routing"]["bookings"] == 0, 10)
