@@ -180,6 +180,7 @@ class PagedAttention:
                 window,
                 asked.softcap,
                 attended.numpy(),
+                torch.get_num_threads(),
             )
             parts.append(attended.to(query.dtype))
         for chunk in step.chunks:
@@ -188,23 +189,29 @@ class PagedAttention:
                 seen_keys, seen_values, first = self._gather(chunk, layer, window)
             else:
                 seen_keys, seen_values, first = key[0, :, span], value[0, :, span], 0
-            mask = self._mask(step, chunk, first, seen_keys.shape[1], window)
+            mask = self._mask(step, chunk, first, seen_keys.shape[1], window, query.dtype)
             parts.append(_attend(query[0, :, span], seen_keys, seen_values, mask, asked).transpose(0, 1))
-        return torch.cat(parts).unsqueeze(0), None
+        return (torch.cat(parts) if len(parts) > 1 else parts[0]).unsqueeze(0), None
 
     def _gather(self, chunk: PromptChunk, layer: int, window: int) -> tuple[torch.Tensor, torch.Tensor, int]:
         """K and V [kv_heads, tokens, head_dim] of everything the chunk may see, and the position of the first of them."""
         end = chunk.start + chunk.count
         first_block = max(0, chunk.start - window + 1) // self._block_tokens if window else 0
         last_block = (end + self._block_tokens - 1) // self._block_tokens
-        both = self._pool[chunk.blocks[first_block:last_block], layer]
+        # Layer first: indexing both at once copies element by element.
+        both = self._pool[:, layer].index_select(0, chunk.blocks[first_block:last_block])
         flat = both.permute(1, 2, 0, 3, 4).reshape(2, both.shape[2], -1, both.shape[4])
         first = first_block * self._block_tokens
         return flat[0, :, : end - first], flat[1, :, : end - first], first
 
     @staticmethod
-    def _mask(step: StepBatch, chunk: PromptChunk, first: int, tokens: int, window: int) -> torch.Tensor | None:
-        """Boolean [queries, keys], True where visible; None where plain causal masking says the same."""
+    def _mask(
+        step: StepBatch, chunk: PromptChunk, first: int, tokens: int, window: int, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """What to add to the scores [queries, keys]: 0 where visible, else -inf; None where plain causal masking says the same.
+
+        Not boolean: torch would turn that into this, again in every layer.
+        """
         if chunk.start == 0 and (not window or chunk.count <= window):
             return None
         memo = (chunk.first, first, window)
@@ -214,7 +221,7 @@ class PagedAttention:
             visible = keys <= queries
             if window:
                 visible &= keys > queries - window
-            step.masks[memo] = visible
+            step.masks[memo] = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
         return step.masks[memo]
 
 
@@ -241,6 +248,6 @@ def _attend(
     scores = torch.matmul(query, key.repeat_interleave(group, 0).transpose(1, 2)) * asked.scaling
     scores = torch.tanh(scores / asked.softcap) * asked.softcap
     if mask is None:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1, dtype=torch.float32).to(query.dtype)
+        mask = torch.full(scores.shape[-2:], float("-inf"), dtype=scores.dtype).triu(1)
+    weights = (scores + mask).softmax(-1, dtype=torch.float32).to(query.dtype)
     return torch.matmul(weights, value.repeat_interleave(group, 0))

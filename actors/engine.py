@@ -166,8 +166,8 @@ class Engine:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Measured rate of prompt tokens; 0.0 until there was one."""
-        return self._rate.tokens_per_s
+        """Measured rate of prompt tokens; 0.0 while little was measured lately."""
+        return self._rate.tokens_per_s(self._clock())
 
     def _arrived(self) -> list[_Arrival]:
         return [command for command in tuple(self._inbox) if isinstance(command, _Arrival)]
@@ -271,7 +271,8 @@ class Engine:
         self._scheduler.commit(work, {index: token for index, token in sampled.items() if token is not None})
         outputs = [self._settle(work[index].sequence, token) for index, token in sampled.items()]
         self._progress_at = self._clock()
-        self._rate.note(sum(item.count for item in work if item.count > 1), self._progress_at - began)
+        prefilled = sum(item.count for item in work if item.count > 1)
+        self._rate.note(prefilled, self._progress_at - began, self._progress_at)
         if outputs:
             self._on_outputs(outputs)
         return True

@@ -20,7 +20,6 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
-import numba
 import torch
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -41,14 +40,13 @@ from actors.request import Admitted, Event, GenerateRequest
 from actors.status import ReplicaStatus
 from actors.step import Piece
 from actors.text_stream import TextStream
-from kvpool import DEFAULT_DIRECTORY, KeyRoot, KeySpace, Pool, Region, load_or_create, sweep
+from kvpool import DEFAULT_DIRECTORY, REGION_PREFIX, KeyRoot, KeySpace, Pool, Region, load_or_create, sweep
 from kvpool.directory import DirectoryWriter, Load, Space
 from kvpool.storage import copy_block, kv_tensor
 
 _log = logging.getLogger(__name__)
 _LEVELS_PERIOD_S = 1.0
 _INTEGRITY_PERIOD_S = 30.0
-REGION_PREFIX = "kvatlas-"
 
 
 class Replica:
@@ -309,11 +307,10 @@ class Replica:
 
 
 def _use_threads(threads: int, replicas: int) -> None:
-    """Give torch and numba the same number of threads; 0: an even share of the machine among its `replicas`.
+    """Tell torch, and through it our kernels, how many threads to use; 0: an even share of the machine among its `replicas`.
 
     The share leaves one core to the ingress, the proxy and our own event loop: OpenMP threads that wait for each other lose far
     more when one of them is descheduled than the missing core would add.
     """
     count = threads or max(1, (usable_cpus() - 1) // replicas)
     torch.set_num_threads(count)
-    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))

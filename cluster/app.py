@@ -20,6 +20,7 @@ from cluster.config import Config
 from cluster.config_sources import load
 from cluster.engine_deployment import EngineDeployment
 from cluster.ingress import Ingress, IngressSettings
+from cluster.routing import RoutingSettings
 
 APP_NAME = "kvatlas"
 ENGINE_NAME = "engine"
@@ -65,9 +66,7 @@ def build(config: Config, files: ModelFiles) -> Application:
         model_dir=str(files.path),
         max_body_bytes=config.http.max_body_bytes,
         admin_key=config.http.admin_key,
-        membership=member,
-        directory=config.directory,
-        router=config.router,
+        routing=RoutingSettings(member, config.directory, config.router),
     )
     return ingress.bind(settings, engine.bind(config.replica(name, member), str(files.path)))
 
@@ -77,6 +76,6 @@ def app_from_env(options: dict[str, Any] | None = None) -> Application:
 
     `options` maps option paths to values and beats the environment. Raises `UsageError` and `ModelNotFound`.
     """
-    flags = {path: (path, value) for path, value in (options or {}).items()}
+    flags = {path: (f"args {path}", value) for path, value in (options or {}).items()}
     config = load(None, os.environ, flags).config
     return build(config, resolve_model(config.model.model, TerminalProgress()))

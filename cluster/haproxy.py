@@ -13,18 +13,18 @@ that are no more. So the script asks the kernel for SIGTERM at the death of its 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 BINARY_PATH = "RAY_SERVE_HAPROXY_BINARY_PATH"
 
-# PR_SET_PDEATHSIG is 1. Nothing is imported from the environment of whoever starts it.
-_LAUNCHER = """\
-#!{python} -IS
+# PR_SET_PDEATHSIG is 1. Isolated (-I): nothing of the environment of whoever starts it is imported.
+_BECOME = """\
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)
-os.execv({binary!r}, [{binary!r}, "-dS", *sys.argv[1:]])
+os.execv(sys.argv[1], [sys.argv[1], "-dS", *sys.argv[2:]])
 """
 
 
@@ -42,7 +42,8 @@ def write_launcher(binary: Path, directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     launcher = directory / "haproxy-without-splicing"
     part = directory / f"{launcher.name}.{os.getpid()}"
-    part.write_text(_LAUNCHER.format(python=sys.executable, binary=str(binary)), encoding="utf-8")
+    words = " ".join(shlex.quote(word) for word in (sys.executable, "-I", "-S", "-c", _BECOME, str(binary)))
+    part.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
     part.chmod(0o755)
     part.replace(launcher)
     return launcher

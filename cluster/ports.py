@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import random
 import socket
 
 from cluster.errors import UsageError
+
+QUIET_PORTS = range(20_000, 30_000)
+TRIES = 20
 
 
 def require_free(host: str, port: int) -> None:
@@ -22,9 +26,13 @@ def require_free(host: str, port: int) -> None:
 
 
 def choose(host: str, preferred: int) -> int:
-    """`preferred` where it is free on `host`, else a port that is free now."""
-    with contextlib.suppress(OSError):
-        return _bind(host, preferred)
+    """`preferred` where it is free on `host`, else a port that is free now.
+
+    Ports below those that the system hands out by itself come first: of those any process may get one before we use it.
+    """
+    for port in (preferred, *random.SystemRandom().sample(QUIET_PORTS, TRIES)):
+        with contextlib.suppress(OSError):
+            return _bind(host, port)
     return _bind(host, 0)
 
 

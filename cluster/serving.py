@@ -33,6 +33,9 @@ from kvpool.directory.address import without_password
 STOP_S = 10.0
 # A replica is done a moment before the last bytes of its answers have left the proxy.
 DRAIN_TAIL_S = 0.3
+# Killed processes are gone within moments, and their regions may then be removed.
+SWEEPS = 6
+SWEEP_PAUSE_S = 0.5
 # A start waits this long for the directory, then serves without.
 DIRECTORY_S = 5.0
 # How Serve itself is started; a Serve config that starts it says the same.
@@ -205,6 +208,16 @@ def _take_down(cluster: RayCluster, url: str, admin_key: str) -> None:
             import ray
 
             ray.shutdown()  # ends the processes of a private cluster, whatever they are doing
+            _sweep()
+
+
+def _sweep() -> None:
+    """Remove the regions of replicas that were killed and could not. Their memory is freed when the last of them is dead."""
+    from kvpool import DEFAULT_DIRECTORY, REGION_PREFIX, sweep
+
+    for _ in range(SWEEPS):
+        sweep(DEFAULT_DIRECTORY, REGION_PREFIX)
+        time.sleep(SWEEP_PAUSE_S)
 
 
 @contextlib.contextmanager

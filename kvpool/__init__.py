@@ -17,12 +17,13 @@ from kvpool.geometry import BlockGeometry
 from kvpool.keys import KeyRoot, KeySpace
 from kvpool.orphans import sweep
 from kvpool.pool import Pool
-from kvpool.region import DEFAULT_DIRECTORY, Region
+from kvpool.region import DEFAULT_DIRECTORY, REGION_PREFIX, Region
 from kvpool.secret import load_or_create
 from kvpool.stats import PoolStats
 
 __all__ = [
     "DEFAULT_DIRECTORY",
+    "REGION_PREFIX",
     "BlockGeometry",
     "BlockTable",
     "KeyRoot",

@@ -37,6 +37,8 @@ from kvpool.layout import Layout
 from kvpool.region_file import CREATING
 
 DEFAULT_DIRECTORY: Final = Path("/dev/shm")
+REGION_PREFIX = "kvatlas-"
+"""What the names of replicas' regions begin with, for those who sweep up after them."""
 _open_regions: weakref.WeakSet[Region] = weakref.WeakSet()
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numba import njit
 
 from actors.attention import Options, PagedAttention
 from actors.errors import ModelRefused
+from actors.kernels import decode_attention
+from actors.lanes import bounded, exp, load, store
 from actors.step import Piece, build_step
 
 _BLOCK_TOKENS = 4
@@ -93,3 +100,107 @@ def test_what_the_kernels_do_not_do_is_refused(options: dict[str, Any], words: s
 def test_options_that_say_nothing_are_ignored() -> None:
     options = {"dropout": 0.0, "position_ids": torch.zeros(1), "output_attentions": False, "cu_seq_lens_q": None}
     assert Options.read(Layer(), 16, options) == Options(0.25, 0.0)
+
+
+def _exp_of(x: Any, out: Any) -> None:
+    store(out, 0, exp(load(x, 0)))
+
+
+def _bounded_of(x: Any, cap: Any, out: Any) -> None:
+    store(out, 0, bounded(load(x, 0), cap))
+
+
+exp_of, bounded_of = njit(_exp_of), njit(_bounded_of)
+_any_float32 = st.lists(st.floats(width=32), min_size=16, max_size=16)
+
+
+@given(_any_float32)
+def test_exp_equals_exp(numbers: list[float]) -> None:
+    x = np.array(numbers, np.float32)
+    out = np.empty_like(x)
+    exp_of(x, out)
+    inside = (x >= -87) & (x <= 88)
+    assert np.allclose(out[inside], np.exp(x[inside].astype(np.float64)), rtol=1e-6, atol=0)
+    assert (out[x < -87] == 0).all()
+    assert np.allclose(out[x > 88], np.exp(88.0), rtol=1e-6)
+    assert np.isnan(out[np.isnan(x)]).all()
+
+
+def test_exp_is_accurate_all_along_its_range() -> None:
+    out = np.empty(16, np.float32)
+    for x in np.linspace(-87, 88, 16 * 4000, dtype=np.float32).reshape(-1, 16):
+        exp_of(x, out)
+        assert np.allclose(out, np.exp(x.astype(np.float64)), rtol=1e-6, atol=0)
+
+
+@given(_any_float32, st.sampled_from([0.5, 30.0, 50.0]))
+def test_a_softcap_bounds_every_score(numbers: list[float], cap: float) -> None:
+    x = np.array(numbers, np.float32)
+    out = np.empty_like(x)
+    bounded_of(x, np.float32(cap), out)
+    wanted = cap * np.tanh(x.astype(np.float64) / cap)
+    assert np.allclose(out, wanted, rtol=1e-6, atol=cap * 5e-7, equal_nan=True)
+
+
+_shapes = st.tuples(
+    st.sampled_from([8, 16, 24, 64, 80, 128]),  # head_dim
+    st.integers(1, 8),  # query heads per KV head
+    st.integers(1, 3),  # KV heads
+    st.integers(1, 32),  # tokens of a block
+)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("narrow", [False, True], ids=["float32", "bfloat16"])
+@given(
+    shape=_shapes,
+    lengths=st.lists(st.integers(1, 150), min_size=1, max_size=4),
+    window=st.sampled_from([0, 1, 5, 16, 33]),
+    softcap=st.sampled_from([0.0, 2.0]),
+    sharpness=st.sampled_from([0.1, 3.0]),
+    seed=st.integers(0, 1000),
+)
+def test_decoding_equals_plain_attention_for_every_shape(
+    threads: int,
+    narrow: bool,
+    shape: tuple[int, int, int, int],
+    lengths: list[int],
+    window: int,
+    softcap: float,
+    sharpness: float,
+    seed: int,
+) -> None:
+    head_dim, group, kv_heads, block_tokens = shape
+    torch.manual_seed(seed)
+    counts = [-(-length // block_tokens) for length in lengths]
+    # What no request has written may hold anything.
+    pool = torch.full((sum(counts) + 1, 2, 2, kv_heads, block_tokens, head_dim), float("nan"))
+    order = list(range(sum(counts) + 1))
+    random.Random(seed).shuffle(order)
+    tables = np.full((len(lengths), max(counts)), -1, np.int64)
+    keys, values = [], []
+    for i, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        tables[i, :count] = [order.pop() for _ in range(count)]
+        keys.append((torch.randn(kv_heads, length, head_dim) * sharpness).bfloat16().float())
+        values.append(torch.randn(kv_heads, length, head_dim).bfloat16().float())
+        for position in range(length):
+            block, offset = tables[i, position // block_tokens], position % block_tokens
+            pool[block, 1, 0, :, offset] = keys[-1][:, position]
+            pool[block, 1, 1, :, offset] = values[-1][:, position]
+    query = torch.randn(len(lengths), group * kv_heads, head_dim)
+    out = torch.empty_like(query)
+    array = pool.bfloat16().view(torch.uint16).numpy() if narrow else pool.numpy()
+    decode_attention(query.numpy(), array, 1, tables, np.array(lengths), 0.3, window, softcap, out.numpy(), threads)
+    for i, length in enumerate(lengths):
+        wanted = plain(query[i, :, None], keys[i], values[i], length - 1, window, softcap)[:, 0]
+        assert torch.allclose(out[i].double(), wanted, atol=5e-5 if sharpness > 1 else 5e-6)
+
+
+def test_a_key_that_is_no_number_shows() -> None:
+    """A broken token must not pass as a good answer, and must not leak into other heads."""
+    pool = np.zeros((2, 1, 2, 2, 16, 64), np.float32)
+    pool[1, 0, 0, 0, 3] = np.nan
+    query, out = np.ones((1, 4, 64), np.float32), np.empty((1, 4, 64), np.float32)
+    decode_attention(query, pool, 0, np.array([[1, 0]]), np.array([20]), 0.1, 0, 0.0, out, 1)
+    assert np.isnan(out[0, :2]).all()
+    assert (out[0, 2:] == 0).all()

@@ -295,4 +295,9 @@ def test_queued_tokens_count_what_is_left_to_compute(tmp_path: Path) -> None:
         rig.wait("a", "b", "c")
         rig.wait_idle()
         assert rig.engine.queued_prefill_tokens == 0
+        assert rig.engine.prefill_tokens_per_s == 0.0, "60 tokens are too few to tell"
+        for number in range(40):
+            rig.submit(f"more {number}", [number % 2, *[1, 0] * 20])
+            rig.wait(f"more {number}")
+            rig.pool.reset()
         assert rig.engine.prefill_tokens_per_s > 0

@@ -89,7 +89,7 @@ def test_the_environment_and_the_arguments_arrive(
     assert app["engine"]["num_replicas"] == manifest.application()["args"]["cluster.replicas"]
     replica = app["engine"]["init_args"][0]
     assert (replica.directory, replica.pool, replica.engine) == (config.directory, config.pool, config.engine)
-    assert app["ingress"]["init_args"][0].directory == config.directory
+    assert app["ingress"]["init_args"][0].routing.directory == config.directory
 
 
 def test_another_configuration_builds_something_else(

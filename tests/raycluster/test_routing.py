@@ -45,14 +45,27 @@ def until(check: Callable[[], bool], seconds: float) -> bool:
 
 
 def counters(served: Served, names: list[str]) -> dict[str, float]:
-    """The exported totals, summed over processes and tags."""
+    """The exported totals, summed over processes and tags; replicas that died before this test do not count."""
+    live = {replica["replica_id"] for replica in served.state()["replicas"]}
     found = dict.fromkeys(names, 0.0)
-    for name, value in re.findall(
-        r"^ray_kvatlas_(\w+?)_total\{[^}]*\} (\S+)$", httpx.get(served.metrics_url).text, re.M
-    ):
-        if name in found:
+    text = httpx.get(served.metrics_url).text
+    for name, tags, value in re.findall(r"^ray_kvatlas_(\w+?)_total\{([^}]*)\} (\S+)$", text, re.M):
+        (replica_id,) = re.findall(r'replica_id="(\w+)"', tags) or [""]
+        if name in found and (not replica_id or replica_id in live):
             found[name] += float(value)
     return found
+
+
+def is_exported(served: Served, exported: dict[str, float]) -> bool:
+    """Whether everything so far is in the scrape: every process reports when it likes."""
+    state = served.state()
+    replicas = state["replicas"]
+    return bool(
+        exported["router_requests"] == sum(state["routing"]["decisions"].values())
+        and exported["router_measured_tokens"] == state["routing"]["measured_tokens"]
+        and exported["prefix_cache_queries"] == sum(one["prefix_queried_tokens"] for one in replicas)
+        and exported["prefix_cache_hits"] == sum(one["prefix_hit_tokens"] for one in replicas)
+    )
 
 
 def test_a_prefix_stays_where_it_is_cached_and_the_header_says_why(served: Served) -> None:
@@ -74,8 +87,8 @@ def test_prefixes_spread_over_the_replicas(served: Served) -> None:
 def test_metrics_answers_and_status_tell_the_same_hits(served: Served) -> None:
     names = ["prefix_cache_queries", "prefix_cache_hits", "router_queried_tokens", "router_measured_tokens"]
     names += ["router_predicted_tokens", "router_phantom_tokens", "router_requests"]
-    before, routing_before = None, served.state()["routing"]
-    assert until(lambda: counters(served, names)["router_requests"] == sum(routing_before["decisions"].values()), 60)
+    routing_before = served.state()["routing"]
+    assert until(lambda: is_exported(served, counters(served, names)), 60)
     before = counters(served, names)
     answers = [ask(served, prompt) for prompt in prompts(4, 5, seed=3)]
     usages = [answer.json()["usage"] for answer in answers]

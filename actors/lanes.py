@@ -1,0 +1,327 @@
+"""Vectors of 16 float32 for numba kernels: loading, arithmetic, exp, dot products, widening of bfloat16, prefetching.
+
+Spelt out for LLVM as intrinsics, so that it does not depend on what LLVM's vectoriser makes of loops whose length it does not
+know; where the CPU has shorter registers LLVM splits them.
+
+exp is Cephes' expf: range reduction by ln 2 in two parts, a polynomial, the exponent put together from bits.
+
+Limit: numba notices a change of the file with the compiled function (`kernels.py`), not of this one. After a change here
+remove the caches: `make clean`, or the `__pycache__` of this directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
+
+TILE = 16
+HIDDEN = np.float32(-1e30)
+_FLOAT = ir.FloatType()
+_VECTOR = ir.VectorType(_FLOAT, TILE)
+_INTS = ir.VectorType(ir.IntType(32), TILE)
+
+
+class Lanes(types.Type):  # type: ignore[misc]
+    """Sixteen float32 in compiled code."""
+
+    def __init__(self) -> None:
+        super().__init__(name="Lanes")
+
+
+_lanes = Lanes()
+
+
+@register_model(Lanes)
+class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _VECTOR)
+
+
+def _all(builder: Any, value: Any) -> Any:
+    """A vector of 16 times `value`."""
+    one = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(one, one, ir.Constant(_INTS, [0] * TILE))
+
+
+def _const(value: float) -> Any:
+    return ir.Constant(_VECTOR, [float(np.float32(value))] * TILE)
+
+
+def _call(builder: Any, name: str, *args: Any) -> Any:
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(args[-1].type, [arg.type for arg in args]), name
+    )
+    return builder.call(function, args)
+
+
+def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    return _call(builder, "llvm.fma.v16f32", a, b, c)
+
+
+def _pointer(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
+    return builder.gep(context.make_array(kind)(context, builder, array).data, [index])
+
+
+def _load(builder: Any, pointer: Any) -> Any:
+    load = builder.load(builder.bitcast(pointer, _VECTOR.as_pointer()))
+    load.align = 4
+    return load
+
+
+def _store(builder: Any, value: Any, pointer: Any) -> None:
+    builder.store(value, builder.bitcast(pointer, _VECTOR.as_pointer())).align = 4
+
+
+def _exp(builder: Any, x: Any) -> Any:
+    """exp of 16 float32, within 1e-6 relative between -87 and 88; 0 below, exp(88) above; NaN stays NaN."""
+    low, high = _const(-87.0), _const(88.0)
+    under = builder.fcmp_ordered("<", x, low)
+    x = builder.select(under, low, x)
+    x = builder.select(builder.fcmp_ordered(">", x, high), high, x)
+    # 1.5 * 2^23 pushes the fraction out: the low bits of `shifted` are the integer n nearest to x / ln 2.
+    magic = _const(12582912.0)
+    shifted = _fma(builder, x, _const(1.4426950408889634), magic)
+    n = builder.fsub(shifted, magic)
+    rest = _fma(builder, n, _const(-0.693359375), x)
+    rest = _fma(builder, n, _const(2.12194440e-4), rest)
+    total = _const(1.9875691500e-4)
+    for factor in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5, 1.0, 1.0):
+        total = _fma(builder, total, rest, _const(factor))
+    bits = builder.shl(builder.bitcast(shifted, _INTS), ir.Constant(_INTS, [23] * TILE))
+    power = builder.bitcast(builder.add(bits, ir.Constant(_INTS, [127 << 23] * TILE)), _VECTOR)
+    return builder.select(under, _const(0.0), builder.fmul(total, power))
+
+
+def _add_lanes(builder: Any, rows: list[Any]) -> Any:
+    """Lane r: the sum of the lanes of rows[r]. Each round halves the rows and packs two partial sums side by side."""
+    for step in (8, 4, 2, 1):
+        here = [lane // (2 * step) * 2 * step + lane % step + lane // step % 2 * TILE for lane in range(TILE)]
+        there = [lane + step for lane in here]
+        rows = [
+            builder.fadd(
+                builder.shuffle_vector(rows[i], rows[i + step], ir.Constant(_INTS, here)),
+                builder.shuffle_vector(rows[i], rows[i + step], ir.Constant(_INTS, there)),
+            )
+            for i in range(step)
+        ]
+    return rows[0]
+
+
+def _by_width(builder: Any, width: Any, sweep: Callable[[Any], None], usual: tuple[int, ...] = (64, 128)) -> None:
+    """Emit sweep(width), with code of its own for the usual widths: known offsets spare the pointer arithmetic."""
+    if not usual:
+        sweep(width)
+        return
+    known = width.type(usual[0])
+    with builder.if_else(builder.icmp_signed("==", width, known)) as (then, other):
+        with then:
+            sweep(known)
+        with other:
+            _by_width(builder, width, sweep, usual[1:])
+
+
+@intrinsic
+def load(typing: Any, array: Any, index: Any) -> Any:
+    """Elements [index, index + 16) of a float32 array."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _load(builder, _pointer(context, builder, signature.args[0], *args))
+
+    return _lanes(array, types.int64), emit
+
+
+@intrinsic
+def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
+    """Write elements [index, index + 16) of a float32 array."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _store(builder, args[2], _pointer(context, builder, signature.args[0], args[0], args[1]))
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, _lanes), emit
+
+
+@intrinsic
+def fill(typing: Any, value: Any) -> Any:
+    """Sixteen times `value`."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _all(builder, args[0])
+
+    return _lanes(types.float32), emit
+
+
+@intrinsic
+def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _fma(builder, *args)
+
+    return _lanes(_lanes, _lanes, _lanes), emit
+
+
+@intrinsic
+def exp(typing: Any, x: Any) -> Any:
+    """See `_exp`."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _exp(builder, args[0])
+
+    return _lanes(_lanes), emit
+
+
+@intrinsic
+def bounded(typing: Any, x: Any, cap: Any) -> Any:
+    """cap * tanh(x / cap), from tanh(y) = 1 - 2 / (exp(2 y) + 1)."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        cap = _all(builder, args[1])
+        power = _exp(builder, builder.fdiv(builder.fadd(args[0], args[0]), cap))
+        tail = builder.fdiv(_const(2.0), builder.fadd(power, _const(1.0)))
+        return builder.fmul(cap, builder.fsub(_const(1.0), tail))
+
+    return _lanes(_lanes, types.float32), emit
+
+
+@intrinsic
+def highest(typing: Any, x: Any) -> Any:
+    """The highest of 16."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = args[0]
+        for step in (8, 4, 2, 1):
+            other = builder.shuffle_vector(value, value, ir.Constant(_INTS, [lane ^ step for lane in range(TILE)]))
+            value = builder.select(builder.fcmp_ordered(">", other, value), other, value)
+        return builder.extract_element(value, ir.IntType(32)(0))
+
+    return types.float32(_lanes), emit
+
+
+@intrinsic
+def keep(typing: Any, x: Any, low: Any, high: Any, other: Any) -> Any:
+    """Lanes [low, high) of `x`, `other` elsewhere."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        lane = _const(0.0)
+        for index in range(TILE):
+            lane = builder.insert_element(lane, ir.Constant(_FLOAT, float(index)), ir.IntType(32)(index))
+        low, high = (_all(builder, builder.sitofp(bound, _FLOAT)) for bound in args[1:3])
+        inside = builder.and_(builder.fcmp_ordered(">=", lane, low), builder.fcmp_ordered("<", lane, high))
+        return builder.select(inside, args[0], _all(builder, args[3]))
+
+    return _lanes(_lanes, types.int64, types.int64, types.float32), emit
+
+
+@intrinsic
+def dots(typing: Any, space: Any, query: Any, tile: Any, width: Any) -> Any:
+    """Lane r: the `width` elements of `space` from `query` times row r of the [16, width] tile from `tile`."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        space, query, tile, width = args
+        integer = width.type
+        result = cgutils.alloca_once(builder, _VECTOR)
+
+        def sweep(width: Any) -> None:
+            sums = [cgutils.alloca_once(builder, _VECTOR) for _ in range(TILE)]
+            for slot in sums:
+                builder.store(_const(0.0), slot)
+            with cgutils.for_range_slice(builder, integer(0), width, integer(TILE), integer) as (column, _):
+                factor = _load(
+                    builder, _pointer(context, builder, signature.args[0], space, builder.add(query, column))
+                )
+                pointer = _pointer(context, builder, signature.args[0], space, builder.add(tile, column))
+                for row, slot in enumerate(sums):
+                    place = builder.gep(pointer, [builder.mul(width, integer(row))])
+                    builder.store(_fma(builder, factor, _load(builder, place), builder.load(slot)), slot)
+            builder.store(_add_lanes(builder, [builder.load(slot) for slot in sums]), result)
+
+        _by_width(builder, width, sweep)
+        return builder.load(result)
+
+    return _lanes(space, types.int64, types.int64, types.int64), emit
+
+
+@intrinsic
+def add_rows(typing: Any, space: Any, weights: Any, tile: Any, width: Any, sums: Any, group: Any) -> Any:
+    """sums += weights @ tile, all in `space` from those indices: [group, width], [group, 16], [16, width]."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        space, weights, tile, width, sums, group = args
+        integer = width.type
+
+        def sweep(width: Any) -> None:
+            with cgutils.for_range_slice(builder, integer(0), width, integer(TILE), integer) as (column, _):
+                pointer = _pointer(context, builder, signature.args[0], space, builder.add(tile, column))
+                rows = [_load(builder, builder.gep(pointer, [builder.mul(width, integer(row))])) for row in range(TILE)]
+                with cgutils.for_range(builder, group, intp=integer) as loop:
+                    place = builder.add(sums, builder.add(builder.mul(loop.index, width), column))
+                    target = _pointer(context, builder, signature.args[0], space, place)
+                    first = builder.add(weights, builder.mul(loop.index, integer(TILE)))
+                    weight = _pointer(context, builder, signature.args[0], space, first)
+                    parts = [_load(builder, target), _const(0.0), _const(0.0), _const(0.0)]
+                    for row in range(TILE):
+                        factor = _all(builder, builder.load(builder.gep(weight, [integer(row)])))
+                        parts[row % 4] = _fma(builder, factor, rows[row], parts[row % 4])
+                    total = builder.fadd(builder.fadd(parts[0], parts[1]), builder.fadd(parts[2], parts[3]))
+                    _store(builder, total, target)
+
+        _by_width(builder, width, sweep)
+        return context.get_dummy_value()
+
+    return types.void(space, *[types.int64] * 5), emit
+
+
+@intrinsic
+def prefetch(typing: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line of a flat array's element, into the second-level cache."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.bitcast(_pointer(context, builder, signature.args[0], *args), ir.IntType(8).as_pointer())
+        word = ir.IntType(32)
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), [pointer.type, word, word, word]), "llvm.prefetch.p0"
+        )
+        builder.call(function, [pointer, word(0), word(2), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), emit
+
+
+@intrinsic
+def widen(typing: Any, flat: Any, at: Any, count: Any, tile: Any, to: Any) -> Any:
+    """Copy `count` elements of `flat` (float32, or bfloat16 bits as uint16) from `at` into the float32 `tile` from `to`."""
+    narrow = flat.dtype == types.uint16
+
+    def copy(builder: Any, source: Any, target: Any, lanes: int) -> None:
+        def shape(kind: Any) -> Any:
+            return ir.VectorType(kind, lanes) if lanes > 1 else kind
+
+        element = source.type.pointee
+        value = builder.load(builder.bitcast(source, shape(element).as_pointer()))
+        value.align = 2 if narrow else 4
+        if narrow:
+            whole = shape(ir.IntType(32))
+            half = ir.Constant(whole, [16] * lanes if lanes > 1 else 16)
+            value = builder.bitcast(builder.shl(builder.zext(value, whole), half), shape(_FLOAT))
+        builder.store(value, builder.bitcast(target, shape(_FLOAT).as_pointer())).align = 4
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source = _pointer(context, builder, signature.args[0], args[0], args[1])
+        target = _pointer(context, builder, signature.args[3], args[3], args[4])
+        count = args[2]
+        first = count.type(0)
+        for lanes in (64, 16, 1):
+            last = builder.and_(count, count.type(-lanes))
+            with cgutils.for_range_slice(builder, first, last, count.type(lanes), count.type) as (index, _):
+                copy(builder, builder.gep(source, [index]), builder.gep(target, [index]), lanes)
+            first = last
+        return context.get_dummy_value()
+
+    return types.void(flat, types.int64, types.int64, tile, types.int64), emit
