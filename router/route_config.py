@@ -18,7 +18,7 @@ class RouteConfig:
     """Assumed while no replica has measured its own rate."""
     rate_tolerance: float = 0.5
     """Measured rates that differ from their mean by less than this share are taken to be equal to it."""
-    recompute_weight: float = 1.0
+    recompute_weight: float = 2.0
     """Weight of the time a request computes what it does not find cached, as time that those after it wait."""
     decode_interference_s: float = 0.02
     """Seconds that one running decode adds to the time to first token of a new request."""

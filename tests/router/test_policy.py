@@ -49,9 +49,9 @@ def test_cost_goes_where_the_prefix_is() -> None:
 
 
 def test_cost_leaves_a_holder_whose_queue_costs_more_than_the_prefix_and_what_it_costs_others() -> None:
-    for queued, wanted in ((1900, "r0"), (2100, "r1")):
+    for queued, wanted in ((2900, "r0"), (3100, "r1")):
         assert route(view(cached_tokens=[1000, 0], queued_tokens=[queued, 0])).replica_id == wanted
-    assert "busier" in route(view(cached_tokens=[1000, 0], queued_tokens=[2100, 0])).reason
+    assert "busier" in route(view(cached_tokens=[1000, 0], queued_tokens=[3100, 0])).reason
 
 
 def test_siblings_wait_for_a_prefix_that_is_being_computed() -> None:
@@ -158,7 +158,7 @@ def test_reason_and_outcome_of_cost_speak_of_the_replica_that_was_chosen(
 
 
 def test_cost_says_when_it_is_a_draw_between_waiting_and_computing_again() -> None:
-    seen = view(cached_tokens=[1000, 0], queued_tokens=[2000, 0])
+    seen = view(cached_tokens=[1000, 0], queued_tokens=[3000, 0])
     reasons = {route(seen, seed=seed).replica_id: route(seen, seed=seed).reason for seed in range(20)}
     assert reasons == {"r0": "longest cached prefix", "r1": "no slower than its holders"}
 
