@@ -18,7 +18,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from cluster.ray_client import replica_statuses
-from cluster.routing import RoutingSettings, routed_client
+from cluster.routing import Routing, RoutingSettings
 from cluster.text_codec import TextCodec
 
 
@@ -55,7 +55,7 @@ class Ingress:
         codec = await asyncio.to_thread(_codec, Path(settings.model_dir))
         while not (statuses := await replica_statuses(self._engine)):  # noqa: ASYNC110 - another process, no event
             await asyncio.sleep(0.05)
-        client = routed_client(self._engine, settings.model_name, settings.routing, statuses[0])
+        self._routing = Routing(self._engine, settings.model_name, settings.routing, statuses[0])
         return build_app(
             ApiSettings(
                 model_name=settings.model_name,
@@ -65,7 +65,7 @@ class Ingress:
                 created=int(time.time()),
                 echo_request_id=False,
             ),
-            client,
+            self._routing.client,
             codec,
         )
 

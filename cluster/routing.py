@@ -28,8 +28,6 @@ from router.service import RouteService
 
 _log = logging.getLogger(__name__)
 _LEVELS_PERIOD_S = 1.0
-_reporters: set[asyncio.Task[None]] = set()
-"""Keeps the tasks alive: the event loop itself does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,33 +39,43 @@ class RoutingSettings:
     policy: RouteConfig = field(default_factory=RouteConfig)
 
 
-def routed_client(
-    engine: DeploymentHandle[Any], model_name: str, settings: RoutingSettings, status: ReplicaStatus
-) -> RayEngineClient:
-    """The way to the replicas of `engine`, one of which reports `status`.
+class Routing:
+    """The way to the replicas of `engine`, one of which reports `status`. Build it where an event loop runs.
 
-    Starts the follower's thread and a task that reports levels; both live as long as the process.
+    Starts the follower's thread and a task that reports levels; `close` ends both.
     """
-    open_reader = _reader(settings, status)
-    mirror = follower = None
-    if open_reader is not None:
-        mirror = Mirror(default_lease_s=settings.directory.lease_s)
-        follower = FollowerThread(open_reader(), mirror, clock=time.monotonic, rng=random.SystemRandom())
-    routes = RouteService(
-        mirror,
-        settings.policy,
-        block_tokens=status.block_tokens,
-        clock=time.monotonic,
-        rng=random.SystemRandom(),
-        metrics=RayRouterMetrics(model_name),
-        fresh_s=settings.directory.lease_s,
-        connected=lambda: follower is not None and follower.alive and follower.follower.connected,
-    )
-    registry.install(engine.deployment_name, routes)
-    reporter = asyncio.create_task(_report_levels(routes))
-    _reporters.add(reporter)
-    reporter.add_done_callback(_reporters.discard)
-    return RayEngineClient(engine, routes, PrefixKeys(settings.membership.secret, status), mirror, open_reader)
+
+    def __init__(
+        self, engine: DeploymentHandle[Any], model_name: str, settings: RoutingSettings, status: ReplicaStatus
+    ) -> None:
+        open_reader = _reader(settings, status)
+        mirror = follower = None
+        if open_reader is not None:
+            mirror = Mirror(default_lease_s=settings.directory.lease_s)
+            follower = FollowerThread(open_reader(), mirror, clock=time.monotonic, rng=random.SystemRandom())
+        routes = RouteService(
+            mirror,
+            settings.policy,
+            block_tokens=status.block_tokens,
+            clock=time.monotonic,
+            rng=random.SystemRandom(),
+            metrics=RayRouterMetrics(model_name),
+            fresh_s=settings.directory.lease_s,
+            connected=lambda: follower is not None and follower.alive and follower.follower.connected,
+        )
+        keys = PrefixKeys(settings.membership.secret, status)
+        self.client = RayEngineClient(engine, routes, keys, mirror, open_reader)
+        self._deployment = engine.deployment_name
+        self._follower = follower
+        self._reporter = asyncio.create_task(_report_levels(routes))
+        registry.install(self._deployment, routes)
+
+    def close(self) -> None:
+        """Stop following and reporting; Serve's router finds nobody to ask any more. Idempotent."""
+        registry.remove(self._deployment)
+        self._reporter.cancel()
+        if self._follower is not None:
+            self._follower.close()
 
 
 def _reader(settings: RoutingSettings, status: ReplicaStatus) -> Callable[[], DirectoryReader] | None:
