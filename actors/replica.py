@@ -202,6 +202,8 @@ class Replica:
                     self._metrics.next_tokens(len(delta.token_ids), now - last)
                 else:
                     self._metrics.first_token(now - arrived)
+                    if len(delta.token_ids) > 1:  # which came together, as far as anybody can see
+                        self._metrics.next_tokens(len(delta.token_ids) - 1, 0.0)
                 generated, last = generated + len(delta.token_ids), now
                 # Known before the last yield: a reader need not come back after it.
                 reason = delta.finish_reason or reason

@@ -243,6 +243,21 @@ async def test_metrics_agree_with_the_events(replica: Replica) -> None:
     assert sum(metrics.blocks.values()) == status.capacity_blocks
 
 
+async def test_tokens_that_come_with_the_first_one_are_counted(replica: Replica) -> None:
+    """A busy event loop gets the tokens of several steps at once."""
+    events = replica.generate(request_of("hello", max_tokens=40, ignore_eos=True))
+    assert isinstance(await anext(events), Admitted)
+    while replica._engine.running or replica._engine.waiting:
+        time.sleep(0.01)  # noqa: ASYNC251 - the loop is busy
+    first = await anext(events)
+    assert isinstance(first, Delta)
+    assert len(first.token_ids) > 1
+    rest = [event async for event in events if isinstance(event, Delta)]
+    metrics = replica._metrics
+    assert isinstance(metrics, Recorded)
+    assert metrics.first + metrics.following == metrics.generated == len(tokens_of([first, *rest])) == 40
+
+
 async def test_health_fails_when_the_step_thread_dies(replica: Replica) -> None:
     await replica.check_health()
 
