@@ -129,6 +129,8 @@ def _faults(before: dict[str, Any], state: dict[str, Any]) -> list[str]:
     faults = []
     if state["asyncio_tasks"] > before["asyncio_tasks"]:
         faults.append(f"ingress: {state['asyncio_tasks']} tasks, {before['asyncio_tasks']} before")
+    if state["routing"]["bookings"]:
+        faults.append(f"{state['routing']['bookings']} bookings are left")
     for old, new in zip(before["replicas"], state["replicas"], strict=True):
         if new["replica_id"] != old["replica_id"]:
             faults.append(f"replica {old['replica_id']} was replaced")

@@ -28,4 +28,5 @@ async def test_tokens_equal_those_of_generate_batched_chunked_and_cached(served:
     for _ in range(2):
         mismatches, _, cached = await compare(served.url, served.model, cases, served.model_dir)
         assert mismatches == []
-    assert cached >= sum((len(case.prompt) - 1) // 16 * 16 for case in cases)
+    # Not all of it: a request leaves the replica that has its prefix while that one's queue is long.
+    assert cached >= sum((len(case.prompt) - 1) // 16 * 16 for case in cases) / 2

@@ -46,6 +46,12 @@ def mode_of(url: str) -> str:
     return mode
 
 
+def totals(url: str) -> tuple[int, int]:
+    """Prompt tokens looked up and found, over all replicas."""
+    replicas = debug_state(url, ADMIN_KEY)["replicas"]
+    return sum(one["prefix_queried_tokens"] for one in replicas), sum(one["prefix_hit_tokens"] for one in replicas)
+
+
 def test_exact_mode_gives_the_tokens_of_generate(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     if mode_of(url) != "exact":
         pytest.skip("only exact mode promises the tokens of generate")
@@ -56,7 +62,8 @@ def test_exact_mode_gives_the_tokens_of_generate(url: str, capsys: pytest.Captur
         with capsys.disabled():
             print(f"\nround {round_}: {len(cases)} prompts, {cached} cached tokens, near ties {ties}")
         assert mismatches == []
-    assert cached >= sum((len(case.prompt) - 1) // 16 * 16 for case in cases)
+    # Not all of it: a request leaves the replica that has its prefix while that one's queue is long.
+    assert cached >= sum((len(case.prompt) - 1) // 16 * 16 for case in cases) / 2
 
 
 def test_five_hundred_requests_with_leaving_clients(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,15 +84,15 @@ def test_three_hundred_real_prompts(url: str, capsys: pytest.CaptureFixture[str]
         pytest.skip(f"the workload {WORKLOAD.name} is not beside the repository")
     if mode_of(url) != "fast":
         pytest.skip("measured in the mode that people run")
-    before = debug_state(url, ADMIN_KEY)["replicas"][0]
+    before = totals(url)
     outcomes, seconds = asyncio.run(replay(Load(url, MODEL, 8, 16), prompts(WORKLOAD, 300, 0)))
-    after = debug_state(url, ADMIN_KEY)["replicas"][0]
+    after = totals(url)
     report = summarise(outcomes, seconds)
     with capsys.disabled():
         print(f"\n{report}")
     assert report["errors"] == 0
-    assert after["prefix_queried_tokens"] - before["prefix_queried_tokens"] == report["prompt_tokens"]
-    assert after["prefix_hit_tokens"] - before["prefix_hit_tokens"] == report["cached_tokens"]
+    assert after[0] - before[0] == report["prompt_tokens"]
+    assert after[1] - before[1] == report["cached_tokens"]
 
 
 @pytest.mark.parametrize(
