@@ -75,8 +75,8 @@ PATTERNS: dict[str, tuple[str, str]] = {
     "cluster.id": (r"[A-Za-z0-9._-]{0,64}", "up to 64 letters, digits, dots, dashes and underscores"),
     "cluster.secret": (r"|.{16,}", "at least 16 characters"),
     "directory.redis_url": (
-        r"|(redis|rediss|unix)://\S+",
-        "an address that starts with redis://, rediss:// or unix://",
+        r"|rediss?://([^@/\s]*@)?(\[[0-9a-fA-F:.]+\]|[^:/@\s?\[\]]+)(:[1-9]\d{0,4})?(/\d*)?(\?\S*)?|unix://\S+",
+        "redis://[:PASSWORD@]HOST[:PORT][/DATABASE], the same with rediss://, or unix://PATH",
     ),
 }
 

@@ -26,11 +26,18 @@ def require_free(host: str, port: int) -> None:
 
 
 def choose(host: str, preferred: int) -> int:
-    """`preferred` where it is free on `host`, else a port that is free now.
+    """`preferred` where it is free on `host`, else a port that is free now."""
+    with contextlib.suppress(OSError):
+        return _bind(host, preferred)
+    return pick(host)
 
-    Ports below those that the system hands out by itself come first: of those any process may get one before we use it.
+
+def pick(host: str) -> int:
+    """A port that is free on `host` now, and that nobody else will pick before it is used.
+
+    So it is drawn by chance from below those that the system hands out by itself, as long as one of those is free.
     """
-    for port in (preferred, *random.SystemRandom().sample(QUIET_PORTS, TRIES)):
+    for port in random.SystemRandom().sample(QUIET_PORTS, TRIES):
         with contextlib.suppress(OSError):
             return _bind(host, port)
     return _bind(host, 0)

@@ -10,13 +10,16 @@ the exceptions that `EngineClient` promises, so that the HTTP app knows nothing 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
+import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Any, cast
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.serve.context import _set_request_context
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
@@ -83,7 +86,7 @@ class RayEngineClient:
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Event]:
         """One try. The handle's errors come out translated."""
-        response = cast("DeploymentResponseGenerator[Event]", self._streams.remote(request))
+        response = cast("DeploymentResponseGenerator[Event]", _as_a_request_of_its_own(self._streams.remote, request))
         ended = False
         try:
             async for event in response:
@@ -113,6 +116,17 @@ class RayEngineClient:
         if not truth or len(truth) < len(answers):
             raise DirectoryUnavailable(f"{len(truth)} of {len(answers)} replicas told what they hold: try again")
         return [asdict(found) for found in await asyncio.to_thread(compare, truth, self._mirror, self._open_reader)]
+
+
+def _as_a_request_of_its_own(send: Callable[[GenerateRequest], Any], request: GenerateRequest) -> Any:
+    """What `send(request)` returns, called under a fresh internal id of Serve.
+
+    By default all calls made for one HTTP request share that request's internal id, but Serve's router tells the requests that
+    wait to be routed apart by it: of several choices sent at once some would wait for ever.
+    """
+    context = contextvars.copy_context()
+    context.run(_set_request_context, _internal_request_id=uuid.uuid4().hex)
+    return context.run(send, request)
 
 
 async def replica_statuses(handle: DeploymentHandle[Any]) -> list[ReplicaStatus]:

@@ -34,10 +34,10 @@ SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 SIDE_PORTS = (
-    ("RAY_SERVE_HAPROXY_STATS_PORT", "0.0.0.0", 8404),
-    ("RAY_SERVE_HAPROXY_METRICS_PORT", "0.0.0.0", 9101),
-    ("RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", "0.0.0.0", 8500),
-    ("RAY_SERVE_FALLBACK_PROXY_GRPC_PORT", "0.0.0.0", 9500),
+    "RAY_SERVE_HAPROXY_STATS_PORT",
+    "RAY_SERVE_HAPROXY_METRICS_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
 )
 DEFAULT_METRICS_PORT = 8080
 START_ATTEMPTS = 2
@@ -61,10 +61,10 @@ def prepare_environment(env: MutableMapping[str, str]) -> None:
     """Set what Ray must find in the environment of this process and its children. Mutates `env`."""
     for name, value in SETTINGS.items():
         env.setdefault(name, value)
-    # Serve's side ports, at their defaults where those are free. Two servers on one machine must never share one: the ports
-    # are opened for reuse, so a client of one server would at times be answered by the other.
-    for name, host, default in SIDE_PORTS:
-        env.setdefault(name, str(ports.choose(host, default)))
+    # Two servers on one machine must never share one of Serve's side ports: they are opened for reuse, so a client of one
+    # server would at times be answered by the other. They are opened long after this, so defaults are not safe to take.
+    for name in SIDE_PORTS:
+        env.setdefault(name, str(ports.pick("0.0.0.0")))
     binary = haproxy.bundled_binary()
     if binary is not None and haproxy.BINARY_PATH not in env:
         env[haproxy.BINARY_PATH] = str(haproxy.write_launcher(binary, cache_root() / "bin"))

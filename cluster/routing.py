@@ -62,6 +62,7 @@ class Routing:
             metrics=RayRouterMetrics(model_name),
             fresh_s=settings.directory.lease_s,
             connected=lambda: follower is not None and follower.alive and follower.follower.connected,
+            problem=lambda: follower.follower.problem if follower is not None else "",
         )
         keys = PrefixKeys(settings.membership.secret, status)
         self.client = RayEngineClient(engine, routes, keys, mirror, open_reader)

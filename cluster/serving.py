@@ -91,10 +91,9 @@ def _run(config: Config, files: ModelFiles, progress: Progress, say: Callable[[s
         server_state.write(directory, state)
         where = "private Redis" if redis is not None else without_password(config.directory.redis_url)
         say(ready_block(url, cluster.metrics_url, model, found["replicas"], where, time.monotonic() - started))
-        if not _is_known(config, found):
-            say(
-                f"Note: the directory does not tell of all pools yet ({where}): until it does, requests are routed by load only."
-            )
+        if not _is_known(found):
+            problem = found["routing"]["directory"].get("problem") or f"{where} does not tell of all pools yet"
+            say(f"Note: requests are routed by load only until the directory works: {problem}.")
         while True:
             signal.pause()
     except (StopRequested, KeyboardInterrupt):
@@ -115,11 +114,15 @@ def deploy(config: Config, files: ModelFiles) -> None:
 
     from cluster.app import APP_NAME, build
 
-    serve.start(
-        proxy_location=PROXY_LOCATION,
-        http_options={"host": config.http.host, "port": config.http.port, **HTTP_OPTIONS},
-        logging_config=LOGGING,
-    )
+    try:
+        serve.start(
+            proxy_location=PROXY_LOCATION,
+            http_options={"host": config.http.host, "port": config.http.port, **HTTP_OPTIONS},
+            logging_config=LOGGING,
+        )
+    except Exception as error:  # of Ray's own kinds: a proxy that cannot bind its ports, a controller that died
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+        raise ServeFailed(f"Ray Serve did not start ({reason}): try again, or see Ray's logs.") from error
     _require_our_port(config)
     target = serve.RunTarget(build(config, files), name=APP_NAME, route_prefix="/")
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
@@ -158,7 +161,7 @@ def wait_ready(config: Config, url: str) -> dict[str, Any]:
             answer = http_client.get(f"{url}/debug/state", 5.0, config.http.admin_key)
             if answer.status == 200 and len(answer.body.get("replicas", ())) >= config.cluster.replicas:
                 served_at = min(served_at, time.monotonic())
-                if _is_known(config, answer.body) or time.monotonic() - served_at > DIRECTORY_S:
+                if _is_known(answer.body) or time.monotonic() - served_at > DIRECTORY_S:
                     return answer.body
         if time.monotonic() >= next_look:  # dear: tens of milliseconds of the driver and of the controller
             next_look = time.monotonic() + 1.0
@@ -174,10 +177,12 @@ def wait_ready(config: Config, url: str) -> dict[str, Any]:
     )
 
 
-def _is_known(config: Config, state: dict[str, Any]) -> bool:
+def _is_known(state: dict[str, Any]) -> bool:
     """Whether the router has heard of every pool, or has no directory to hear of them from. `state` is the ingress's."""
     directory = state.get("routing", {}).get("directory", {})
-    return directory.get("state") == "off" or len(directory.get("pools", ())) >= config.cluster.replicas
+    known = {name for pool in directory.get("pools", ()) for name in pool["replica_ids"]}
+    ours = {replica["replica_id"] for replica in state["replicas"]}
+    return directory.get("state") == "off" or ours <= known
 
 
 def _drain(url: str, admin_key: str) -> None:

@@ -22,10 +22,20 @@ _BEHIND_S: Final = 0.5
 
 
 class DirectoryWatch:
-    """Watches `mirror` (None: no directory) and whether its follower is `connected`. Times are those of the mirror's clock."""
+    """Watches `mirror` (None: no directory) and its follower: whether it is `connected`, and if not, with what `problem`.
 
-    def __init__(self, mirror: Mirror | None, connected: Callable[[], bool], fresh_s: float) -> None:
+    Times are those of the mirror's clock.
+    """
+
+    def __init__(
+        self,
+        mirror: Mirror | None,
+        connected: Callable[[], bool],
+        fresh_s: float,
+        problem: Callable[[], str] = lambda: "",
+    ) -> None:
         self._mirror = mirror
+        self._problem = problem
         self._connected = connected
         self._fresh_s = fresh_s
 
@@ -42,7 +52,7 @@ class DirectoryWatch:
         """The state now."""
         if self._mirror is None:
             return "off"
-        if self.silence(now):
+        if self.silence(now) or not self._mirror.pools(now):
             return "silent"
         return "live" if self._connected() and self._mirror.lag_s(now) <= _BEHIND_S else "stale"
 
@@ -64,6 +74,7 @@ class DirectoryWatch:
             "resyncs": resyncs,
             "gaps": gaps,
             "digest_mismatches": mismatches,
+            "problem": self._problem(),
             "pools": [_told(view) for view in self._mirror.pools(now)] if self._mirror is not None else [],
         }
 

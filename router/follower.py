@@ -39,6 +39,8 @@ class Follower:
     def __init__(self, reader: DirectoryReader, mirror: Mirror, clock: Callable[[], float]) -> None:
         """`clock` gives monotonic seconds."""
         self.connected = False
+        self.problem = ""
+        """Why it is not connected, in words; no password in it."""
         self.counts: Counter[str] = Counter()
         """looks, gaps, failures, rewinds."""
         self._reader = reader
@@ -64,16 +66,17 @@ class Follower:
             _log.info("reading the directory's snapshots again: %s", gap)
             self.counts["gaps"] += 1
             self._cursor = None
-            self.connected = True
+            self.connected, self.problem = True, ""
             return not looked
         except DirectoryUnavailable as error:
             if self.connected:
                 _log.warning("the mirror is on its own: %s", error)
             self.counts["failures"] += 1
             self.connected = False
+            self.problem = str(error)
             self._cursor = None
             return False
-        self.connected = True
+        self.connected, self.problem = True, ""
         return True
 
     def _look(self) -> Cursor:

@@ -72,7 +72,7 @@ def _cost(request: RouteRequest, view: View, config: RouteConfig, rng: random.Ra
     def reason(chosen: int) -> str:
         outcome = outcome_of(view.cached_tokens, chosen)
         if outcome == "no_prefix":
-            return "nothing cached, least expected wait"
+            return "nothing cached and least expected wait"
         if outcome == "prefix_hit":
             return "longest cached prefix"
         holders = view.cached_tokens == view.cached_tokens.max()
@@ -116,7 +116,7 @@ def _affinity(request: RouteRequest, view: View, config: RouteConfig, rng: rando
     return (
         load / (load.max() + 1.0) - view.cached_tokens,
         {"load_tokens": load},
-        _always("longest cached prefix, whatever the load"),
+        _always("longest cached prefix whatever the load"),
     )
 
 

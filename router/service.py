@@ -58,13 +58,15 @@ class RouteService:
         metrics: RouterMetrics,
         fresh_s: float,
         connected: Callable[[], bool],
+        problem: Callable[[], str] = lambda: "",
     ) -> None:
         """`mirror` None: no directory is configured. `clock` is the one the mirror's follower uses, in monotonic seconds.
 
-        `fresh_s`: how old the mirror's picture may be, which is the lease. `connected`: whether its follower is.
+        `fresh_s`: how old the mirror's picture may be, which is the lease. `connected`: whether its follower is, and if not,
+        with what `problem`.
         """
         self._mirror = mirror
-        self._watch = DirectoryWatch(mirror, connected, fresh_s)
+        self._watch = DirectoryWatch(mirror, connected, fresh_s, problem)
         self._config = config
         self._clock = clock
         self._metrics = metrics
@@ -155,7 +157,7 @@ class RouteService:
         except Exception:
             self._complain("the directory's state could not be reported")
             directory = {"state": "silent", "lag_s": None, "lag_entries": 0, "resyncs": 0, "gaps": 0}
-            directory |= {"digest_mismatches": 0, "pools": []}
+            directory |= {"digest_mismatches": 0, "problem": "", "pools": []}
         with self._lock:
             bookings = len(self._bookings)
             totals = self._tally.report()
@@ -191,7 +193,7 @@ class RouteService:
             try:
                 reason = self._watch.silence(now)
                 if not reason:
-                    reason = "no replica is in the directory yet"
+                    reason = "no replica is in the directory"
                     if ticket.turn is None:
                         ticket.turn = next(self._turns)
                     request = RouteRequest(ticket.prompt_tokens, ticket.output_tokens, ticket.turn)

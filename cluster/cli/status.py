@@ -111,7 +111,8 @@ def _directory(directory: dict[str, Any]) -> str:
         _count(directory.get("gaps", 0), "gap"),
         _count(directory.get("digest_mismatches", 0), "digest mismatch", "digest mismatches"),
     ]
-    return f"{state}, {lag} ({behind} behind), {', '.join(faults)}"
+    problem = f"; {directory['problem']}" if directory.get("problem") else ""
+    return f"{state}, {lag} ({behind} behind), {', '.join(faults)}{problem}"
 
 
 def _row(replica: dict[str, Any], routing: dict[str, Any]) -> list[object]:

@@ -96,8 +96,7 @@ class RedisWriter:
     def open(self, snapshot: Snapshot) -> int:
         """See `DirectoryWriter`."""
         server, pool = self._server, snapshot.writer.pool
-        with server.talking():
-            upload = self._upload(snapshot)
+        with server.talking(), self._uploaded(snapshot) as upload:
             keys = [server.life, server.fences + pool, server.snapshots + pool, server.log, server.pools, upload]
             nonce = f"{self._rng.getrandbits(64):016x}"
             return self._answer(
@@ -122,8 +121,7 @@ class RedisWriter:
     def replace_snapshot(self, snapshot: Snapshot) -> int:
         """See `DirectoryWriter`."""
         server, pool = self._server, snapshot.writer.pool
-        with server.talking():
-            upload = self._upload(snapshot)
+        with server.talking(), self._uploaded(snapshot) as upload:
             keys = [server.life, server.fences + pool, server.snapshots + pool, upload]
             return self._answer(pool, self._replace(keys, [*_stamp(snapshot.writer, snapshot.seq), self._retention_ms]))
 
@@ -131,17 +129,26 @@ class RedisWriter:
         """See `DirectoryWriter`."""
         self._server.client.close()
 
-    def _upload(self, snapshot: Snapshot) -> str:
-        """Stores head and chunks under a name of this writer; returns the name."""
-        writer, client = snapshot.writer, self._server.client
-        name = f"{self._server.uploads}{writer.pool}:{writer.epoch:016x}"
+    @contextlib.contextmanager
+    def _uploaded(self, snapshot: Snapshot) -> Iterator[str]:
+        """The name under which head and chunks are stored, for the body to swap in. They go when they were not."""
+        name = f"{self._server.uploads}{snapshot.writer.pool}:{snapshot.writer.epoch:016x}"
+        try:
+            self._upload(name, snapshot)
+            yield name
+        except BaseException:
+            with contextlib.suppress(redis.RedisError, OSError):  # else they expire
+                self._server.client.delete(name)
+            raise
+
+    def _upload(self, name: str, snapshot: Snapshot) -> None:
+        client = self._server.client
         parts = [messages.encode_snapshot_head(snapshot)]
         parts += [snapshot.keys[start : start + CHUNK_BYTES] for start in range(0, len(snapshot.keys), CHUNK_BYTES)]
         client.delete(name)
         for start in range(0, len(parts), CHUNKS_A_CALL):
             client.rpush(name, *parts[start : start + CHUNKS_A_CALL])
             client.pexpire(name, UPLOAD_LIFE_MS)
-        return name
 
     def _answer(self, pool: str, answer: list[Any]) -> int:
         status, number = answer[0].decode(), int(answer[1])

@@ -73,7 +73,7 @@ def test_empty_file_and_empty_sections_are_fine(tmp_path: Path) -> None:
         ("cluster: {replicas: 0}", ["cluster.replicas", "from 1 to"]),
         ("cluster: {id: 'a b'}", ["cluster.id", "'a b'", "letters, digits"]),
         ("cluster: {secret: short}", ["cluster.secret", "at least 16 characters"]),
-        ("directory: {redis_url: 'localhost:6379'}", ["directory.redis_url", "redis://"]),
+        ("directory: {redis_url: 'localhost:6379'}", ["directory.redis_url", "HOST[:PORT]"]),
         ("engine: {mode: turbo}", ["engine.mode", "'turbo'", "exact", "fast"]),
         ("http: {host: 5}", ["http.host", "5", "text"]),
         ("a: b: c", ["line 1", "YAML"]),
@@ -159,3 +159,26 @@ def test_variables_that_kubernetes_sets_for_services_are_not_ours() -> None:
     for typo in ("KVATLAS_REDIS", "KVATLAS_HTTP__PORT_", "KVATLAS_HTP__PORT", "KVATLAS_PORTS"):
         with pytest.raises(UsageError, match=typo):
             load(None, {typo: "1"}, {})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h",
+        "redis://h:6379/0",
+        "rediss://:p%40ss@h.example:6379",
+        "redis://user:pw@[::1]:6379/2",
+        "unix:///run/r.sock",
+    ],
+)
+def test_addresses_of_redis(url: str) -> None:
+    assert load(None, {"KVATLAS_DIRECTORY__REDIS_URL": url}, {}).config.directory.redis_url == url
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://", "redis://h:port", "redis://h:6379/db", "http://h", "h:6379", "redis://h:0", "redis://:pw@"]
+)
+def test_addresses_that_are_none_are_refused_without_repeating_them(url: str) -> None:
+    with pytest.raises(UsageError, match="redis://") as caught:
+        load(None, {"KVATLAS_DIRECTORY__REDIS_URL": url}, {})
+    assert "pw" not in str(caught.value)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, NodeDiedError, RayTaskError, TaskCancelledError
+from ray.serve.context import _get_serve_request_context, _set_request_context
 from ray.serve.exceptions import BackPressureError
 
 from actors.errors import ReplicaDied, ReplicaFailed, ReplicaOverloaded, RequestRefused
@@ -236,3 +237,20 @@ async def test_a_check_of_the_directory_needs_every_replica() -> None:
     (found,) = await client(Handle(answers=[("r0", bytes(16))]), mirrored=True).check_directory()
     assert (found["pool"], found["pool_blocks"], found["directory_missing"]) == ("r0", 1, 1)
     assert await client(handle).check_directory() == []
+
+
+async def test_no_two_calls_share_the_internal_id_by_which_serve_tells_them_apart() -> None:
+    seen: list[str] = []
+
+    class Noting(Handle):
+        def remote(self, request: GenerateRequest) -> Response:
+            seen.append(_get_serve_request_context()._internal_request_id)
+            return super().remote(request)
+
+    _set_request_context(_internal_request_id="of the HTTP request", request_id="mine")
+    handle = Noting(Response(EVENTS[:1], DIED), Response(EVENTS), Response(EVENTS))
+    for _ in range(2):
+        assert [event async for event in client(handle).generate(REQUEST)]
+    assert len(set(seen)) == 3
+    context = _get_serve_request_context()
+    assert (context._internal_request_id, context.request_id) == ("of the HTTP request", "mine")

@@ -38,7 +38,7 @@ _PORT_OPTIONS = (
     "--node-manager-port",
     "--object-manager-port",
 )
-_PORT_VARIABLES = (*(name for name, _, _ in SIDE_PORTS), "DASHBOARD_METRIC_PORT", "AUTOSCALER_METRIC_PORT")
+_PORT_VARIABLES = (*SIDE_PORTS, "DASHBOARD_METRIC_PORT", "AUTOSCALER_METRIC_PORT")
 
 
 class PortSource:

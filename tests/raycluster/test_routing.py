@@ -139,3 +139,19 @@ def test_bookings_are_gone_at_rest(served: Served) -> None:
     for prompt in prompts(2, 3, seed=5):
         ask(served, prompt, stream=False)
     assert until(lambda: served.state()["routing"]["bookings"] == 0, 10)
+
+
+@pytest.mark.parametrize("count", [2, 5, 30])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_list_of_prompts_is_answered(served: Served, count: int, stream: bool) -> None:
+    """Each choice is a request of its own to the router, at the same moment as the others."""
+    asked = prompts(3, 10, seed=count)[:count]
+    body = {"model": served.model, "prompt": asked, "max_tokens": 3, "ignore_eos": True, "stream": stream}
+    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    if stream:
+        assert answer.text.count('"finish_reason":"length"') == count
+        assert answer.text.rstrip().endswith("[DONE]")
+    else:
+        assert [choice["index"] for choice in answer.json()["choices"]] == list(range(count))
+    assert until(lambda: served.state()["routing"]["bookings"] == 0, 10)

@@ -14,11 +14,25 @@ from tests.router.scene import Scene
     [(0.0, True, "live"), (0.4, True, "live"), (0.6, True, "stale"), (0.0, False, "stale"), (3.1, True, "silent")],
 )
 def test_states(lag_s: float, connected: bool, state: str) -> None:
-    mirror = Mirror()
-    mirror.note_progress(100.0, 0)
-    watch = DirectoryWatch(mirror, lambda: connected, 3.0)
+    scene = Scene()
+    scene.hear("r0")
+    scene.mirror.note_progress(100.0, 0)
+    watch = DirectoryWatch(scene.mirror, lambda: connected, 3.0)
     assert watch.state(100.0 + lag_s) == state
     assert bool(watch.silence(100.0 + lag_s)) == (state == "silent")
+
+
+def test_a_directory_that_tells_of_no_pool_is_silent() -> None:
+    """It answers reads, but nobody can write to it, or nobody does."""
+    scene = Scene()
+    watch = DirectoryWatch(scene.mirror, lambda: True, 3.0, lambda: "why")
+    scene.mirror.note_progress(scene.now, 0)
+    assert watch.state(scene.now) == "silent"
+    assert watch.report(scene.now)["problem"] == "why"
+    scene.hear("r0")
+    assert watch.state(scene.now) == "live"
+    scene.mirror.note_progress(scene.now + 3.1, 0)
+    assert watch.state(scene.now + 3.1) == "silent"
 
 
 def test_reasons_for_silence_are_words() -> None:

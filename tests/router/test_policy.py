@@ -139,6 +139,7 @@ def test_every_policy_ranks_every_candidate_and_can_say_why(policy: str, data: s
     assert len(told["candidates"]) == n
     assert policy in decision.header()
     assert "\n" not in decision.header()
+    assert "," not in decision.header(), "several of them are joined by commas"
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=4), st.integers(0, 30))
@@ -149,7 +150,7 @@ def test_reason_and_outcome_of_cost_speak_of_the_replica_that_was_chosen(
     seen = view(len(rows), cached_tokens=[32 * row[0] for row in rows], queued_tokens=[32 * row[1] for row in rows])
     decision = route(seen, seed=seed)
     texts = {
-        "no_prefix": ["nothing cached, least expected wait"],
+        "no_prefix": ["nothing cached and least expected wait"],
         "prefix_hit": ["longest cached prefix"],
         "load_override": ["its holders are busier than computing it again costs", "no slower than its holders"],
     }

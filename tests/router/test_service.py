@@ -353,7 +353,7 @@ def test_a_directory_in_which_no_candidate_is() -> None:
     scene = scene_with_prefix()
     with scene.service.ticket("q", keys(1), 100, 16):
         decision = scene.service.route("q", ("r8", "r9"))
-    assert (decision.outcome, decision.reason) == ("fallback", "no replica is in the directory yet")
+    assert (decision.outcome, decision.reason) == ("fallback", "no replica is in the directory")
 
 
 def test_no_candidates_at_all() -> None:
@@ -489,7 +489,7 @@ def test_report_has_every_field_and_is_json() -> None:
         }
         assert report["decisions"] == dict.fromkeys(OUTCOMES, 0)
         assert set(report["directory"]) == {
-            *("state", "lag_s", "lag_entries", "resyncs", "gaps", "digest_mismatches", "pools"),
+            *("state", "lag_s", "lag_entries", "resyncs", "gaps", "digest_mismatches", "problem", "pools"),
         }
 
 

@@ -131,7 +131,7 @@ def test_a_damaged_snapshot_is_malformed(server: RedisServer) -> None:
 def test_an_upload_that_got_lost_is_unavailable(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = RedisWriter(server.url, SPACE, random.Random(1))
     speaker = Speaker(writer).open()
-    monkeypatch.setattr(RedisWriter, "_upload", lambda self, snapshot: "nothing")
+    monkeypatch.setattr(RedisWriter, "_upload", lambda self, name, snapshot: None)
     with pytest.raises(DirectoryUnavailable, match="lost the snapshot"):
         writer.open(speaker.snapshot())
     with pytest.raises(DirectoryUnavailable, match="lost the snapshot"):
@@ -168,3 +168,16 @@ def test_a_bad_url_is_refused_without_showing_it(url: str) -> None:
         RedisWriter(url, SPACE, random.Random(1))
     assert "s3cret" not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.redis
+def test_a_snapshot_that_is_not_taken_leaves_no_upload(server: RedisServer) -> None:
+    """Every try has a name of its own: they would pile up, each as large as the pool."""
+    writer = RedisWriter(server.url, SPACE, random.Random(1))
+    speaker = Speaker(writer)
+    with redis.Redis.from_url(server.url) as client:
+        client.set(f"{SPACE.prefix}:life", "junk")
+        with pytest.raises(DirectoryUnavailable):
+            writer.open(speaker.snapshot())
+        assert client.keys(f"{SPACE.prefix}:upload:*") == []
+    writer.close()
