@@ -23,6 +23,7 @@ install: $(STAMP) ## Create .venv and install kvatlas with exactly the versions 
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or run make PYTHON=/path/to/python"; exit 1; }
+	@echo "Installing into $(VENV): some minutes, about 2 GB with torch for the CPU"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@

@@ -19,6 +19,7 @@ from cluster import membership
 from cluster.config import Config
 from cluster.config_sources import load
 from cluster.engine_deployment import EngineDeployment
+from cluster.errors import UsageError
 from cluster.ingress import Ingress, IngressSettings
 from cluster.routing import RoutingSettings
 
@@ -27,8 +28,15 @@ ENGINE_NAME = "engine"
 INGRESS_NAME = "ingress"
 ROUTER = "router.serve_router.PrefixRouter"
 
+# Logical: what Ray counts when it places actors. Together no more than the replicas' number, so that two replicas and the
+# ingress have room on a machine with two cores.
+ENGINE_CPUS = 0.9
+INGRESS_CPUS = 0.1
+
 # The replica keeps its own waiting line and refuses what exceeds it with a reason; Serve must not queue in front of it.
 MAX_ONGOING = 4096
+
+NOT_OURS = ("http.host", "http.port")
 
 
 def served_name(config: Config, files: ModelFiles) -> str:
@@ -45,7 +53,7 @@ def build(config: Config, files: ModelFiles) -> Application:
         num_replicas=config.cluster.replicas,
         max_ongoing_requests=MAX_ONGOING,
         request_router_config=RequestRouterConfig(request_router_class=cast("Any", ROUTER)),
-        ray_actor_options={"num_cpus": 1},
+        ray_actor_options={"num_cpus": ENGINE_CPUS},
         graceful_shutdown_timeout_s=120,
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=5,
@@ -56,7 +64,7 @@ def build(config: Config, files: ModelFiles) -> Application:
         name=INGRESS_NAME,
         num_replicas=1,
         max_ongoing_requests=MAX_ONGOING,
-        ray_actor_options={"num_cpus": 0.1},
+        ray_actor_options={"num_cpus": INGRESS_CPUS},
         graceful_shutdown_timeout_s=120,
         graceful_shutdown_wait_loop_s=0.5,
         max_constructor_retry_count=3,
@@ -74,8 +82,15 @@ def build(config: Config, files: ModelFiles) -> Application:
 def app_from_env(options: dict[str, Any] | None = None) -> Application:
     """Builder for `serve run cluster.app:app_from_env pool.tokens=65536` and for `import_path` in a Serve config.
 
-    `options` maps option paths to values and beats the environment. Raises `UsageError` and `ModelNotFound`.
+    `options` maps option paths to values and beats the environment. Raises `UsageError`, also for options that are Serve's and
+    Ray's to know here, and `ModelNotFound`.
     """
+    for path in options or {}:
+        if path in NOT_OURS or path.startswith("ray."):
+            raise UsageError(
+                f"{path} has no effect where Serve and Ray are started by somebody else: set it there (http_options of the "
+                f"Serve config, `ray start`), and leave it out here."
+            )
     flags = {path: (f"args {path}", value) for path, value in (options or {}).items()}
     config = load(None, os.environ, flags).config
     return build(config, resolve_model(config.model.model, TerminalProgress()))

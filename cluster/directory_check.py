@@ -71,7 +71,7 @@ def _read_afresh(reader: DirectoryReader) -> Mirror:
     deadline = time.monotonic() + _LONGEST_S
     while time.monotonic() < deadline:
         if not follower.step(0.0) and not follower.connected:
-            raise DirectoryUnavailable("the directory does not answer: see `kvatlas status`")
+            raise DirectoryUnavailable(follower.problem or "the directory does not answer")
         if mirror.lag_s(time.monotonic()) < _LONGEST_S and mirror.lag_entries() == 0:
             return mirror
     raise DirectoryUnavailable(f"the directory could not be read to its end within {_LONGEST_S:g} s: try again")

@@ -28,7 +28,9 @@ def serve(
     redis: Annotated[
         str | None, typer.Option(metavar="URL", help="Redis of the directory. Default: a private one.")
     ] = None,
-    policy: Annotated[str | None, typer.Option(help="How requests are routed. Default: cost.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="cost, affinity, least_load, power_of_two or round_robin. Default: cost.")
+    ] = None,
     mode: Annotated[str | None, typer.Option(help="`fast` (bfloat16) or `exact` (float32).")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest prompt + output, in tokens.")] = None,
     pool_tokens: Annotated[int | None, typer.Option(help="Size of each replica's block pool, in tokens.")] = None,

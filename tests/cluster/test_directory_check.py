@@ -93,5 +93,5 @@ def test_a_directory_that_is_down_says_so(scene: Scene) -> None:
     scene.publish()
     scene.follow()
     scene.server.up = False
-    with pytest.raises(DirectoryUnavailable, match="kvatlas status"):
+    with pytest.raises(DirectoryUnavailable, match="switched off"):
         scene.check()

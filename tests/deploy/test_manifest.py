@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -136,8 +137,8 @@ def test_the_readme_says_how_much_room_it_takes() -> None:
     pods += [group["template"]["spec"] for group in manifest.worker_groups() for _ in range(group["replicas"])]
     pods += [document["spec"]["template"]["spec"] for document in manifest.of_kind("Deployment")]
     (cores, gib) = re.findall(r"(\d+) cores and (\d+) GiB", README)[0]
-    assert int(cores) == round(sum(asked(spec, "cpu") for spec in pods))
-    assert int(gib) == round(sum(asked(spec, "memory") for spec in pods) / 2**30)
+    assert int(cores) == math.ceil(sum(asked(spec, "cpu") for spec in pods))
+    assert int(gib) == math.ceil(sum(asked(spec, "memory") for spec in pods) / 2**30)
 
 
 def test_pods_run_without_privileges() -> None:
