@@ -132,7 +132,7 @@ def test_the_directory_is_exact_at_rest(served: Served) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "No difference" in done.stdout
-    assert all(replica["replica_id"] in done.stdout for replica in served.replicas)
+    assert all(replica["replica_id"] in done.stdout for replica in served.state()["replicas"])
 
 
 def test_bookings_are_gone_at_rest(served: Served) -> None:
