@@ -30,7 +30,7 @@ from actors.cpus import usable_cpus
 from actors.engine import Engine, StepOutput
 from actors.errors import ReplicaFailed, ReplicaOverloaded
 from actors.fingerprint import model_fingerprint
-from actors.loader import cache_root, weight_files
+from actors.loader import weight_files
 from actors.mailbox import MailRoom
 from actors.metrics import ReplicaMetrics
 from actors.model import load_model
@@ -40,7 +40,7 @@ from actors.request import Admitted, Event, GenerateRequest
 from actors.status import ReplicaStatus
 from actors.step import Piece
 from actors.text_stream import TextStream
-from kvpool import DEFAULT_DIRECTORY, REGION_PREFIX, KeyRoot, KeySpace, Pool, Region, load_or_create, sweep
+from kvpool import DEFAULT_DIRECTORY, REGION_PREFIX, KeyRoot, KeySpace, Pool, Region, sweep
 from kvpool.directory import DirectoryWriter, Load, Space
 from kvpool.storage import copy_block, kv_tensor
 
@@ -74,7 +74,6 @@ class Replica:
         self._checked_at = float("-inf")
         self._integrity_found = ""
         self._closed = False
-        self._secret = config.membership.secret or load_or_create(cache_root() / "cluster.key")
         self._reporter: asyncio.Task[None] | None = None
         self.replica_id = replica_id
         _use_threads(config.engine.threads, config.membership.replicas)
@@ -127,7 +126,7 @@ class Replica:
         return Engine(
             self._model,
             self._pool,
-            KeySpace(self._secret),
+            KeySpace(self._config.membership.secret),
             root,
             self._config.engine,
             context_tokens=self._context_tokens,

@@ -4,9 +4,7 @@
 process list) and starts one thread. That thread starts the server, waits for its end, and starts it again, empty, at the
 same address with the same password, so that clients come back by themselves; `close()` ends all of it.
 
-The server asks the kernel for SIGKILL at the death of its parent. The kernel means the *thread* that forked, so every fork
-happens in the supervising thread, which lives as long as the server. The request is made by a few lines of Python that then
-become the server: code between fork and exec (`preexec_fn`) is not safe in a process with threads.
+The server dies with us (`die_with_parent.py`): every fork happens in the supervising thread, which lives as long as the server.
 
 Limits: Linux. Data is never saved. Over TCP there is a password but no encryption.
 """
@@ -20,13 +18,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from cluster.die_with_parent import bound
 from cluster.errors import ServeFailed
 from cluster.redis_endpoint import OWN_INSTEAD, Endpoint, tcp, unix
 from cluster.redis_home import LOG, SOCKET, Home
@@ -39,15 +37,6 @@ _STEADY_S: Final = 10.0
 """A server that lived this long is started again after the first pause, whatever was before."""
 _REAP_S: Final = 10.0
 """How long the kernel may take to end a killed process; longer only when its disk or memory hangs."""
-
-# PR_SET_PDEATHSIG is 1. A parent that died before the call is noticed by its id.
-_BECOME: Final = """\
-import ctypes, os, signal, sys
-if ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0) != 0:
-    sys.exit("prctl(PR_SET_PDEATHSIG) is refused")
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 _log = logging.getLogger(__name__)
 
@@ -255,7 +244,7 @@ def _spawn(home: Home, command: list[str]) -> subprocess.Popen[bytes]:
     log = os.open(home.path / LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _BECOME, str(os.getpid()), *command],
+            bound(command, signal.SIGKILL, os.getpid()),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -14,18 +14,13 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
+import signal
 from importlib.util import find_spec
 from pathlib import Path
 
-BINARY_PATH = "RAY_SERVE_HAPROXY_BINARY_PATH"
+from cluster.die_with_parent import bound
 
-# PR_SET_PDEATHSIG is 1. Isolated (-I): nothing of the environment of whoever starts it is imported.
-_BECOME = """\
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)
-os.execv(sys.argv[1], [sys.argv[1], "-dS", *sys.argv[2:]])
-"""
+BINARY_PATH = "RAY_SERVE_HAPROXY_BINARY_PATH"
 
 
 def bundled_binary() -> Path | None:
@@ -42,7 +37,7 @@ def write_launcher(binary: Path, directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     launcher = directory / "haproxy-without-splicing"
     part = directory / f"{launcher.name}.{os.getpid()}"
-    words = " ".join(shlex.quote(word) for word in (sys.executable, "-I", "-S", "-c", _BECOME, str(binary)))
+    words = " ".join(shlex.quote(word) for word in bound([str(binary), "-dS"], signal.SIGTERM))
     part.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
     part.chmod(0o755)
     part.replace(launcher)

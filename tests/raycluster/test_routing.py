@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import random
 import re
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.raycluster.conftest import ADMIN_KEY, REPLICAS, Served
-from tests.raycluster.server_process import ROOT
+from tests.raycluster.conftest import REPLICAS, Served
+from tests.raycluster.directory_check import check_is_clean
+from tests.raycluster.waiting import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
@@ -33,15 +30,6 @@ def prompts(groups: int, each: int, seed: int) -> list[str]:
     made = [f"{prefix[:320]} question {turn} {rng.random()}" for prefix in prefixes for turn in range(each)]
     rng.shuffle(made)
     return made
-
-
-def until(check: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if check():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def counters(served: Served, names: list[str]) -> dict[str, float]:
@@ -127,12 +115,9 @@ def test_every_policy_metric_is_exported(served: Served) -> None:
 def test_the_directory_is_exact_at_rest(served: Served) -> None:
     for prompt in prompts(3, 2, seed=4):
         ask(served, prompt)
-    command = [sys.executable, "-m", "cluster.cli.main", "directory", "check", "--url", served.url]
-    environment = {"KVATLAS_HTTP__ADMIN_KEY": ADMIN_KEY, "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "No difference" in done.stdout
-    assert all(replica["replica_id"] in done.stdout for replica in served.state()["replicas"])
+    shown = check_is_clean(served)
+    assert "No difference" in shown
+    assert all(replica["replica_id"] in shown for replica in served.state()["replicas"])
 
 
 def test_bookings_are_gone_at_rest(served: Served) -> None:

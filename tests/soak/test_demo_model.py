@@ -63,7 +63,7 @@ def test_exact_mode_gives_the_tokens_of_generate(url: str, capsys: pytest.Captur
             print(f"\nround {round_}: {len(cases)} prompts, {cached} cached tokens, near ties {ties}")
         assert mismatches == []
     # Not all of it: a request leaves the replica that has its prefix while that one's queue is long.
-    assert cached >= sum((len(case.prompt) - 1) // 16 * 16 for case in cases) / 2
+    assert cached >= sum((len(case.prompt) - 1) // 16 * 16 for case in cases) * 0.9
 
 
 def test_five_hundred_requests_with_leaving_clients(url: str, capsys: pytest.CaptureFixture[str]) -> None:

