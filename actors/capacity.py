@@ -13,17 +13,19 @@ _DEFAULT_SHARE = 0.5
 _LEAST_TOKENS = 512
 
 
-def pool_blocks(config: PoolConfig, geometry: BlockGeometry, directory: Path, replicas: int) -> int:
+def pool_blocks(
+    config: PoolConfig, geometry: BlockGeometry, directory: Path, replicas: int, reclaimable_bytes: int = 0
+) -> int:
     """Number of blocks: `config.tokens` rounded up, or for 0 an even share, bounded, of half the memory free in `directory`.
 
-    `replicas` share the memory. Those that start later see less of it free and take a little less, so all fit. Raises
-    `PoolError` where the share is too little to serve anything; an explicit size that does not fit is refused later, by the
-    region, with both sizes.
+    `reclaimable_bytes` are taken but count as free. `replicas` share the memory. Those that start later see less of it free
+    and take a little less, so all fit. Raises `PoolError` where the share is too little to serve anything; an explicit size
+    that does not fit is refused later, by the region, with both sizes.
     """
     if config.tokens:
         return -(-config.tokens // config.block_tokens)
     status = os.statvfs(directory)
-    free_bytes = status.f_bavail * status.f_frsize
+    free_bytes = status.f_bavail * status.f_frsize + reclaimable_bytes
     share_bytes = int(free_bytes * _DEFAULT_SHARE / replicas)
     tokens = min(_DEFAULT_TOKENS, share_bytes // geometry.token_bytes)
     if tokens < max(_LEAST_TOKENS, config.block_tokens):

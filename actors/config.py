@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Mode = Literal["exact", "fast"]
+Scope = Literal["replica", "node"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,14 @@ class PoolConfig:
     """Tokens per block. Prefixes are shared in whole blocks."""
     tokens: int = 0
     """Size of each replica's pool, in tokens. 0: an even share of half the free shared memory, at most 65,536 tokens."""
+    scope: Scope = "replica"
+    """Who shares a pool: `replica` gives each its own, `node` one to all replicas of a machine, as large as theirs together."""
+    orphan_ttl_s: float = 600.0
+    """A pool whose processes all died waits this long in shared memory for a replica that takes it over warm."""
+    tidy_s: float = 0.3
+    """Seconds between two passes that give back what dead processes held and repair what they left half done."""
+    guard: bool = False
+    """Compare token ids at every hit, mark freed blocks and check for strange writes. Slower; to find faults."""
 
 
 @dataclass(frozen=True, slots=True)

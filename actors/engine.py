@@ -258,11 +258,16 @@ class Engine:
 
     def _step(self) -> bool:
         """Compute one step. False if nothing could run though requests wait."""
+        if self._pool.guard:
+            self._pool.check_guard()
         work, admitted = self._scheduler.plan()
         if admitted:
             # Before computing: the caller learns what was cached while the prompt is still being prefilled.
             self._on_outputs([StepOutput(s.request_id, cached_tokens=s.cached_tokens) for s in admitted])
         if not work:
+            if self._scheduler.room_moved:
+                # Waiting for other processes of the pool while they go on is not standing still.
+                self._progress_at = self._clock()
             return not self._sequences
         began = self._clock()
         logits, order = self._model.forward([self._piece(item) for item in work])

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from ray.util.metrics import Counter, Gauge, Histogram
+from actors.meters import Meters
+from actors.pool_metrics import PoolMetrics
+from kvpool import PoolStats
 
 _TTFT_BOUNDARIES = [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300]
 _TOKEN_BOUNDARIES = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
@@ -32,8 +34,8 @@ class ReplicaMetrics(Protocol):
     def finished(self, reason: str, seconds: float, generated_tokens: int) -> None:
         """A request ended: stop, length, abort (its client left), overload or error."""
 
-    def levels(self, blocks: Mapping[str, int], running: int, waiting: int, preemptions: int) -> None:
-        """Current levels; `blocks` by state from one snapshot. `preemptions` is a total."""
+    def levels(self, pool: str, stats: PoolStats, running: int, waiting: int, preemptions: int) -> None:
+        """Current levels and totals; `stats` is one snapshot of the pool named `pool`. `preemptions` is a total."""
 
     def published(self, report: Mapping[str, Any]) -> None:
         """How the pool's publication does: `PublisherStats` as a mapping, totals and levels."""
@@ -43,30 +45,14 @@ class RayMetrics:
     """`ReplicaMetrics` over ray.util.metrics, tagged with the model's name and the replica's id."""
 
     def __init__(self, model: str, replica_id: str) -> None:
-        tags = {"model": model, "replica_id": replica_id}
-        keys = tuple(tags)
-
-        def counter(name: str, text: str, *extra: str) -> Counter:
-            metric = Counter(f"kvatlas_{name}", text, tag_keys=keys + extra)
-            metric.set_default_tags(tags)
-            return metric
-
-        def gauge(name: str, text: str, *extra: str) -> Gauge:
-            metric = Gauge(f"kvatlas_{name}", text, tag_keys=keys + extra)
-            metric.set_default_tags(tags)
-            return metric
-
-        def histogram(name: str, text: str, boundaries: list[float]) -> Histogram:
-            metric = Histogram(f"kvatlas_{name}", text, boundaries=boundaries, tag_keys=keys)
-            metric.set_default_tags(tags)
-            return metric
-
+        self._meters = meters = Meters({"model": model, "replica_id": replica_id})
+        counter, gauge, histogram = meters.counter, meters.gauge, meters.histogram
+        self._pool = PoolMetrics(meters)
         self._queries = counter("prefix_cache_queries", "Prompt tokens looked up in the pool, once per request.")
         self._hits = counter("prefix_cache_hits", "Prompt tokens found in the pool and not computed again.")
         self._generated = counter("generation_tokens", "Tokens generated.")
         self._finished = counter("requests_finished", "Requests ended, by reason.", "reason")
         self._preemptions = counter("preemptions", "Running requests that gave their blocks up for an older one.")
-        self._blocks = gauge("kv_blocks", "Blocks of the pool, by state; the states sum to its capacity.", "state")
         self._running = gauge("num_requests_running", "Requests computed together now.")
         self._waiting = gauge("num_requests_waiting", "Requests waiting for a place or for blocks.")
         self._ttft = histogram(
@@ -83,7 +69,6 @@ class RayMetrics:
         self._refused = counter("directory_refused_writes", "Writes that the directory refused, by reason.", "reason")
         self._sessions = counter("directory_sessions", "Times the pool was announced whole to the directory.")
         self._publish_failures = counter("directory_publish_failures", "Times the publication was interrupted.")
-        self._counted: dict[tuple[str, str], int] = {}
 
     def looked_up(self, queried_tokens: int, hit_tokens: int) -> None:
         self._queries.inc(queried_tokens)
@@ -104,24 +89,16 @@ class RayMetrics:
         if reason in ("stop", "length"):
             self._e2e.observe(seconds)
 
-    def levels(self, blocks: Mapping[str, int], running: int, waiting: int, preemptions: int) -> None:
-        for state, count in blocks.items():
-            self._blocks.set(count, tags={"state": state})
+    def levels(self, pool: str, stats: PoolStats, running: int, waiting: int, preemptions: int) -> None:
+        self._pool.report(pool, stats)
         self._running.set(running)
         self._waiting.set(waiting)
-        self._raise_to(self._preemptions, "preemptions", preemptions)
+        self._meters.raise_to(self._preemptions, preemptions)
 
     def published(self, report: Mapping[str, Any]) -> None:
         self._published.set(report["published_blocks"])
         self._publish_lag.set(report["lag_s"])
-        self._raise_to(self._sessions, "sessions", report["sessions"])
-        self._raise_to(self._publish_failures, "failures", report["failures"])
+        self._meters.raise_to(self._sessions, report["sessions"])
+        self._meters.raise_to(self._publish_failures, report["failures"])
         for reason, total in report["refused"].items():
-            self._raise_to(self._refused, "refused", total, reason)
-
-    def _raise_to(self, counter: Counter, name: str, total: int, reason: str = "") -> None:
-        """Add to `counter` what `total` has grown by since the last time."""
-        grown = total - self._counted.get((name, reason), 0)
-        if grown > 0:
-            counter.inc(grown, tags={"reason": reason} if reason else {})
-            self._counted[name, reason] = total
+            self._meters.raise_to(self._refused, total, reason=reason)

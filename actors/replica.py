@@ -4,6 +4,9 @@ Two threads matter. The event loop takes requests, turns tokens into text and st
 meet in the engine's inbox and in the mail room, once per step each way. A request is closed on every path by the
 `finally` of `generate`: finished, refused, cancelled by a client that went away, or failed.
 
+The region may be one that dead processes left, then the replica is warm from the start, or one that it shares with other
+replicas of its machine (`region_home.py`).
+
 Plain Python: `cluster.engine_deployment` puts it into a Ray Serve deployment.
 """
 
@@ -24,7 +27,7 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from actors.capacity import context_tokens, pool_blocks
+from actors.capacity import context_tokens
 from actors.config import ReplicaConfig
 from actors.cpus import usable_cpus
 from actors.engine import Engine, StepOutput
@@ -36,12 +39,13 @@ from actors.metrics import ReplicaMetrics
 from actors.model import load_model
 from actors.progress import Progress, SilentProgress
 from actors.publication import Publication
+from actors.region_home import Home, settle
 from actors.request import Admitted, Event, GenerateRequest
 from actors.status import ReplicaStatus
 from actors.step import Piece
 from actors.text_stream import TextStream
-from kvpool import DEFAULT_DIRECTORY, REGION_PREFIX, KeyRoot, KeySpace, Pool, Region, sweep
-from kvpool.directory import DirectoryWriter, Load, Space
+from kvpool import DEFAULT_DIRECTORY, KeyRoot, KeySpace, Pool, SlotLoad, TidyReport, TidyThread
+from kvpool.directory import DirectoryWriter, PoolLoad, ReplicaLoad, Space
 from kvpool.storage import copy_block, kv_tensor
 
 _log = logging.getLogger(__name__)
@@ -50,7 +54,7 @@ _INTEGRITY_PERIOD_S = 30.0
 
 
 class Replica:
-    """Serves one model from one pool. Build it where it will run; `close` gives the region back."""
+    """Serves one model from one pool. Build it where it will run; `close` leaves the region."""
 
     def __init__(
         self,
@@ -87,27 +91,34 @@ class Replica:
             fingerprint = self._fingerprint = model_fingerprint(path, config.engine.mode)
         with contextlib.ExitStack() as undo:
             with self._progress.phase("allocate") as phase:
-                self._region = self._make_region(region_directory, fingerprint)
+                self._home = self._settle(region_directory, fingerprint)
+                self._region = self._home.region
+                undo.callback(self._region.leave)
                 phase.done_bytes = self._region.path.stat().st_size
-                undo.callback(self._region.close)
-                undo.callback(self._region.unlink)
-                self._pool = Pool.create(self._region)
+                self._pool = Pool.create(self._region, floor_blocks=self._home.floor_blocks, guard=config.pool.guard)
                 undo.callback(self._pool.close)
+                self._tidy = TidyThread(self._pool, config.pool.tidy_s, on_report=self._tidied)
+                undo.callback(self._tidy.close)
                 undo.callback(self._model.unbind)
             self._engine = self._make_engine(fingerprint)
             with self._progress.phase("warm-up"):
                 self._warm_up()
+            self._report_load()
             self._publication = self._publish(directory)
             self._memory = undo.pop_all()
         self._engine.start()
 
-    def _make_region(self, directory: Path, fingerprint: bytes) -> Region:
-        for path in sweep(directory, REGION_PREFIX):
-            _log.warning("removed %s, left by a replica that died", path)
-        geometry = self._model.geometry(self._config.pool.block_tokens)
-        blocks = pool_blocks(self._config.pool, geometry, directory, self._config.membership.replicas)
-        name = f"{REGION_PREFIX}{self.replica_id}"
-        return Region.create(directory, name, geometry, blocks, fingerprint, random.SystemRandom())
+    def _settle(self, directory: Path, fingerprint: bytes) -> Home:
+        return settle(
+            self._config.pool,
+            self._config.model,
+            self._config.membership,
+            replica_id=self.replica_id,
+            geometry=self._model.geometry(self._config.pool.block_tokens),
+            fingerprint=fingerprint,
+            model_tokens=self._model.context_tokens,
+            directory=directory,
+        )
 
     def _make_engine(self, fingerprint: bytes) -> Engine:
         tensor = kv_tensor(self._region)
@@ -141,23 +152,42 @@ class Replica:
         space = Space(self._config.membership.cluster_id, self._fingerprint.hex(), block_tokens)
         return Publication(
             self._region,
-            self.replica_id,
+            self._home.pool,
             directory(space),
-            load=self._load,
+            load=self._pool_load,
+            stand_by=self._report_load,
             lease_s=self._config.directory.lease_s,
             clock=self._clock,
             rng=random.SystemRandom(),
         )
 
-    def _load(self) -> Load:
-        """How busy the replica is now. Called by the publisher's thread."""
-        return Load(
-            queued_prefill_tokens=self._engine.queued_prefill_tokens,
-            running=self._engine.running,
-            waiting=self._engine.waiting,
-            free_blocks=self._pool.unused(),
-            prefill_tokens_per_s=self._engine.prefill_tokens_per_s,
+    def _pool_load(self) -> PoolLoad:
+        """What is free in the pool, and how busy those are that share it. Called by the publisher's thread."""
+        self._report_load()
+        loads = {
+            one.replica_id: ReplicaLoad(
+                one.replica_id, one.queued_prefill_tokens, one.running, one.waiting, one.prefill_tokens_per_s
+            )
+            for one in self._pool.loads()
+        }
+        return PoolLoad(self._pool.unused(), tuple(loads.values()))
+
+    def _report_load(self) -> None:
+        """Shows how busy this replica is to the one that publishes the pool."""
+        engine = self._engine
+        self._pool.report_load(
+            SlotLoad(
+                self.replica_id,
+                engine.queued_prefill_tokens,
+                engine.running,
+                engine.waiting,
+                engine.prefill_tokens_per_s,
+            )
         )
+
+    def _tidied(self, _report: TidyReport) -> None:
+        """After each pass of the one process that tidies the region."""
+        self._region.touch()
 
     def _warm_up(self) -> None:
         """Run a chunk, a cached chunk and a decode once, so that no request pays for compiling and first touches."""
@@ -240,6 +270,9 @@ class Replica:
         stats = self._pool.stats()
         return ReplicaStatus(
             replica_id=self.replica_id,
+            pool=self._home.pool,
+            scope=self._config.pool.scope,
+            adopted=self._home.adopted,
             pid=os.getpid(),
             model=self._config.model.served_name,
             mode=self._config.engine.mode,
@@ -275,7 +308,7 @@ class Replica:
             raise ReplicaFailed(f"the step thread has finished no step for {stalled_s:.0f} s")
 
     def close(self) -> None:
-        """Stop the engine and remove the region. Idempotent."""
+        """Stop the engine and leave the region; the last one to leave removes it. Idempotent."""
         self._closed = True
         if self._publication is not None:
             self._publication.close()  # first of all: nobody should be sent here any more
@@ -284,10 +317,11 @@ class Replica:
             self._reporter = None
         if self._engine.stop():
             self._memory.close()
-        else:
-            # The step still writes into the pool: take its name away, the memory goes with the process.
+        elif not self._region.closed:
+            # The step still writes into the pool: the memory goes with the process.
             _log.warning("the step in progress does not end; leaving its memory mapped")
-            self._region.unlink()
+            self._tidy.close()
+            self._region.unlink_if_alone()
 
     def _start_reporter(self) -> None:
         """The constructor runs outside the event loop, so the first coroutine starts it."""
@@ -297,8 +331,9 @@ class Replica:
     async def _report_levels(self) -> None:
         while not self._closed:
             try:
+                engine = self._engine
                 self._metrics.levels(
-                    self._pool.stats().blocks, self._engine.running, self._engine.waiting, self._engine.preemptions
+                    self._home.pool, self._pool.stats(), engine.running, engine.waiting, engine.preemptions
                 )
                 if self._publication is not None:
                     self._metrics.published(self._publication.report())

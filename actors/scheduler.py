@@ -6,6 +6,14 @@ the rest, all or nothing, so nobody holds blocks while waiting for more. A decod
 when there is none preempts the youngest running sequence: its blocks go back (what it sealed stays cached) and it waits
 at its old place in the line.
 
+Other processes may use the same pool. `Pool.demand` says what those that wait there need of us: the youngest running
+sequences are preempted for it, and nobody is admitted in that step. A sequence that there is no room for waits in the
+pool's line, holding nothing, and says how many blocks have to be free for it. Once admitted it keeps its place, asking
+for the one block by which it grows next, until it ends: a process has the oldest place only until one request of it is
+done, and with it nobody asks for its blocks, so processes cannot drive out each other's work for ever. (If the place
+ended with the admission, whoever was preempted for it would be next to ask, and the two would swap step after step.)
+Nobody gets in line for room that only our own running sequences could give.
+
 Single flight: a waiting sequence whose next block is being computed by a running one is passed over until that block is
 sealed, then it is a hit. A full-prompt hit computes only the last token again, into a copy of the tail block.
 
@@ -15,7 +23,7 @@ No torch here: block bytes are copied by a function passed in. Only the step thr
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from actors.sequence import Sequence
@@ -23,6 +31,8 @@ from kvpool import BlockTable, Pool
 
 _LOOK_AHEAD = 64
 """Waiting sequences examined in a step. Bounds the step's cost when many wait for the same prefix."""
+_RETRY_PLANS = 16
+"""A sequence without room is tried again after so many plans at the latest, whatever the pool's free count says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +69,14 @@ class Scheduler:
         self._max_running = max_running
         self._block_tokens = pool.geometry.block_tokens
         self._computing: dict[bytes, Sequence] = {}
-        self._no_room = False
+        self._blocked: Sequence | None = None  # the waiting sequence that there was no room for at the last try
+        self._wanted = 0  # blocks that have to be free for it
+        self._room = 0  # what was free when we last looked
+        self._plans_since_try = 0
+        self._released = False  # by us, since the last try
+        self._in_line = False
+        self._favoured: Sequence | None = None  # running, and keeps its place in the pool's line until it ends
+        self.room_moved = False
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
@@ -76,8 +93,11 @@ class Scheduler:
     def plan(self) -> tuple[list[Work], list[Sequence]]:
         """The next step's work and the sequences admitted for the first time.
 
-        Allocates every block the work writes to. Mutates tables; may preempt. An empty list means nothing can run.
+        Allocates every block the work writes to. Mutates tables; may preempt. An empty list means nothing can run;
+        `room_moved` then tells whether the free blocks of the pool changed, which means that others use it and go on.
         """
+        self.room_moved = False
+        asked = self._give_way()
         work = self._decodes()
         budget = max(0, self._step_tokens - len(work))
         for sequence in self.running:
@@ -85,7 +105,7 @@ class Scheduler:
                 work.append(Work(sequence, sequence.computed, min(sequence.pending, budget)))
                 budget -= work[-1].count
         admitted: list[Sequence] = []
-        for sequence in self._admissions(budget):
+        for sequence in [] if asked else self._admissions(budget):
             if sequence.cached_tokens is None:
                 sequence.cached_tokens = sequence.computed
                 self._pool.count_prefix(len(sequence.request.prompt_token_ids), sequence.computed)
@@ -106,12 +126,19 @@ class Scheduler:
                 sequence.tokens.append(sampled[index])
 
     def finish(self, sequence: Sequence) -> None:
-        """Take a running or waiting sequence out and give its blocks back."""
+        """Take a running or waiting sequence out and give its blocks back, and its place in the pool's line."""
         if sequence in self.running:
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         self._release(sequence)
+        if sequence is self._blocked:
+            self._blocked = None
+        if sequence is self._favoured:
+            self._favoured = None
+            self._leave_line()
+        if not self.waiting and self._favoured is None:
+            self._leave_line()
 
     def force_out(self, sequence: Sequence, cause: str) -> None:
         """`finish` after a failure: through the pool's forced release, which raises the alarm."""
@@ -119,6 +146,21 @@ class Scheduler:
             self._pool.force_release(sequence.table, cause)
             sequence.table = None
         self.finish(sequence)
+
+    def _give_way(self) -> bool:
+        """Preempt the youngest for those who wait elsewhere and came before us. True if anybody does."""
+        if not self._pool.demand():
+            return False
+        while self.running and self._pool.demand():
+            self._preempt(self.running[-1])
+        self._look()
+        if not self._in_line and (first := next(self._candidates(), None)):
+            # Without a place, those who come later would be served before us again and again.
+            sequence, keys = first
+            table = self._pool.table(sequence.request_id)
+            self._match(table, keys, sequence)
+            self._wait_for(sequence, self._let_go(sequence, table))
+        return True
 
     def _decodes(self) -> list[Work]:
         work: list[Work] = []
@@ -144,30 +186,40 @@ class Scheduler:
 
     def _missing(self, sequence: Sequence, table: BlockTable) -> int:
         needed = -(-len(sequence.tokens) // self._block_tokens)
-        return max(0, needed - len(table.blocks))
+        return max(0, needed - len(table))
 
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1
         self.running.remove(sequence)
-        self._release(sequence)
+        self._release(sequence, self._pool.give_up)
+        if sequence is self._favoured:
+            self._favoured, self._blocked = None, sequence  # the place is kept: it waits there again
         insort(self.waiting, sequence, key=_age)
+
+    def _candidates(self) -> Iterator[tuple[Sequence, list[bytes]]]:
+        """Waiting sequences, oldest first, whose next block no running one computes; with their keys. Lazy."""
+        for sequence in self.waiting[:_LOOK_AHEAD]:
+            keys = sequence.full_keys()
+            matched = self._pool.peek(keys)
+            if matched == len(keys) or keys[matched] not in self._computing:
+                yield sequence, keys
 
     def _admissions(self, budget: int) -> list[Sequence]:
         """Move waiting sequences into the running set while budget, places and blocks last."""
         admitted: list[Sequence] = []
-        if self._no_room and self.running:
-            # Nothing was released since the last try, which matched and let go of a whole prefix for nothing.
+        if budget <= 0 or not self._worth_trying():
             return admitted
-        for sequence in self.waiting[:_LOOK_AHEAD]:
-            if budget <= 0 or len(self.running) >= self._max_running:
+        first_in_line, self._blocked, self._released = self._blocked, None, False
+        candidates = self._candidates()
+        while budget > 0 and len(self.running) < self._max_running and (candidate := next(candidates, None)):
+            sequence, keys = candidate
+            wanted = self._take_blocks(sequence, keys)
+            if wanted:
+                self._wait_for(sequence, wanted)
                 break
-            keys = sequence.full_keys()
-            matched = self._pool.peek(keys)
-            if matched < len(keys) and keys[matched] in self._computing:
-                continue
-            if not self._take_blocks(sequence, keys):
-                self._no_room = True
-                break
+            if sequence is first_in_line and self._in_line and self._favoured is None:
+                self._favoured = sequence
+                self._pool.wait_in_line(1)
             budget -= min(sequence.pending, budget)
             insort(self.running, sequence, key=_age)
             admitted.append(sequence)
@@ -175,12 +227,52 @@ class Scheduler:
                 self._computing.setdefault(key, sequence)
         for sequence in admitted:
             self.waiting.remove(sequence)
+        if self._blocked is None and self._favoured is None:
+            self._leave_line()
         return admitted
 
-    def _take_blocks(self, sequence: Sequence, keys: list[bytes]) -> bool:
-        """Match, then allocate the rest, all or nothing. Sets `table` and `computed`."""
+    def _worth_trying(self) -> bool:
+        """Whether to look for room: a try without success matches a whole prefix and lets go of it for nothing."""
+        if self._blocked is None or self._released or not self.running:
+            return True
+        self._plans_since_try += 1
+        # Enough may be free all the time and owed to others, so only a change tells.
+        return (self._look() and self._room >= self._wanted) or self._plans_since_try >= _RETRY_PLANS
+
+    def _look(self) -> bool:
+        """Whether the number of free blocks is another one than at the last look."""
+        room = self._pool.available()
+        moved = room != self._room
+        self._room = room
+        self.room_moved |= moved
+        return moved
+
+    def _wait_for(self, sequence: Sequence, wanted: int) -> None:
+        """`sequence` finds no room until `wanted` blocks are free: get in line, or say anew what is wanted there."""
+        self._blocked, self._wanted, self._plans_since_try = sequence, wanted, 0
+        self._look()
+        if self._favoured is not None:
+            return  # the place is that one's; a process has only one
+        if wanted + self._pool.held_blocks() > self._pool.capacity_blocks:
+            self._leave_line()
+        else:
+            self._pool.wait_in_line(wanted)
+            self._in_line = True
+
+    def _leave_line(self) -> None:
+        if self._in_line:
+            self._in_line = False
+            self._pool.leave_line()
+
+    def _match(self, table: BlockTable, keys: list[bytes], sequence: Sequence) -> int:
+        return self._pool.match(table, keys, sequence.tokens if self._pool.guard else None)
+
+    def _take_blocks(self, sequence: Sequence, keys: list[bytes]) -> int:
+        """Match, then allocate the rest, all or nothing. Sets `table` and `computed` and returns 0; or, with nothing
+        held, how many blocks have to be free for it.
+        """
         table = self._pool.table(sequence.request_id)
-        matched = self._pool.match(table, keys, sequence.tokens)
+        matched = self._match(table, keys, sequence)
         computed = matched * self._block_tokens
         if computed == len(sequence.tokens):
             copied = self._pool.copy_on_write(table, matched - 1)
@@ -188,7 +280,7 @@ class Scheduler:
                 # No block for the copy: give up the tail, which may then be evicted for the recomputed one.
                 self._pool.release(table)
                 table = self._pool.table(sequence.request_id)
-                matched = self._pool.match(table, keys[: matched - 1], sequence.tokens)
+                matched = self._match(table, keys[: matched - 1], sequence)
                 computed = matched * self._block_tokens
             else:
                 self._copy_block(*copied)
@@ -200,10 +292,21 @@ class Scheduler:
         if (spare and self._pool.available() < missing + spare) or (
             missing and not self._pool.allocate(table, missing)
         ):
-            self._pool.release(table)
-            return False
+            return self._let_go(sequence, table)
         sequence.table, sequence.computed = table, computed
-        return True
+        return 0
+
+    def _let_go(self, sequence: Sequence, table: BlockTable) -> int:
+        """Release the matched `table` of a sequence without room; how many blocks have to be free for it.
+
+        What it missed, what it matched that nobody else holds (cached blocks count as free until they are matched
+        again, and may be gone by then), and the spare ones. At least 1.
+        """
+        missing, room = self._missing(sequence, table), self._pool.available()
+        self._pool.release(table)
+        unheld = max(0, self._pool.available() - room)
+        needed = -(-len(sequence.tokens) // self._block_tokens)
+        return max(1, min(needed, missing + unheld) + len(self.running))
 
     def _seal(self, sequence: Sequence) -> None:
         table = sequence.table
@@ -213,13 +316,13 @@ class Scheduler:
             self._pool.seal(table, position, keys[position], sequence.block_span(position))
             self._computing.pop(keys[position], None)
 
-    def _release(self, sequence: Sequence) -> None:
-        self._no_room = False
+    def _release(self, sequence: Sequence, give_back: Callable[[BlockTable], int] | None = None) -> None:
+        self._released = True
         if sequence.table is None:
             return
         for key in sequence.keys[len(sequence.table.keys) :]:
             if self._computing.get(key) is sequence:
                 del self._computing[key]
-        self._pool.release(sequence.table)
+        (give_back or self._pool.release)(sequence.table)
         sequence.table = None
         sequence.computed = 0

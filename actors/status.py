@@ -15,6 +15,8 @@ class ReplicaStatus:
     invariants hold, else the first violation in words. `stalled_s` is 0.0 unless the step thread has made no progress
     while it had work. `load_s` and `load_bytes` are the seconds of each phase of the start, and the bytes of those that
     moved some. `fingerprint` (hexadecimal), `kv_dtype` and `block_tokens` are what the keys of its blocks are rooted in.
+    `pool` is the pool's name in the directory, `scope` who shares it; `adopted` whether dead processes left it with what
+    they had cached.
     `publisher` tells how the pool's publication in the directory does (`PublisherStats` as a mapping); empty where there is
     no directory.
     """
@@ -40,3 +42,6 @@ class ReplicaStatus:
     load_s: dict[str, float]
     load_bytes: dict[str, int]
     publisher: dict[str, Any]
+    pool: str = ""
+    scope: str = "replica"
+    adopted: bool = False

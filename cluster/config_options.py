@@ -57,6 +57,8 @@ RANGES: dict[str, Range] = {
     "engine.stall_s": Range(1, _ANY),
     "pool.block_tokens": Range(1, 1024),
     "pool.tokens": Range(0, 1 << 31),
+    "pool.orphan_ttl_s": Range(0, _ANY),
+    "pool.tidy_s": Range(0.01, 60),
     "directory.lease_s": Range(0.5, 3600),
     "router.prefill_tokens_per_s": Range(1, _ANY),
     "router.rate_tolerance": Range(0, 100),

@@ -1,8 +1,8 @@
 """Is the directory right? Three pictures of every pool, compared: the pool itself, the directory read afresh, and our mirror.
 
 The pictures are taken one after the other while requests go on, so a difference may be a change on its way. One that is
-still there a second later is a fault. Pools of others
-that share the directory get no requests from us and are not looked at.
+still there a second later is a fault. A replica's pool is the one whose heartbeats name the replica; several replicas may have
+the same one. Pools of others that share the directory get no requests from us and are not looked at.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _LONGEST_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class PoolCheck:
-    """One pool: how many blocks it has indexed, and the keys that the directory and the mirror lack or make up."""
+    """One replica's pool: how many blocks it has indexed, and the keys that the directory and the mirror lack or make up.
+
+    `pool` is empty where neither the directory nor the mirror knows of a pool with this replica.
+    """
 
     pool: str
     replica_id: str
@@ -36,7 +39,7 @@ class PoolCheck:
 
 
 def compare(truth: Mapping[str, bytes], mirror: Mirror, open_reader: Callable[[], DirectoryReader]) -> list[PoolCheck]:
-    """Compares the packed keys of each pool in `truth`, by replica, with the directory and with `mirror`.
+    """Compares the packed keys of each replica's pool in `truth`, by replica, with the directory and with `mirror`.
 
     Blocks; call it in a thread. Raises `DirectoryUnavailable`.
     """
@@ -45,13 +48,15 @@ def compare(truth: Mapping[str, bytes], mirror: Mirror, open_reader: Callable[[]
         fresh = _read_afresh(reader)
     finally:
         reader.close()
+    now = time.monotonic()
     found = []
     for replica_id, packed in sorted(truth.items()):
         keys = split_keys(packed)
-        stored, mirrored = check(fresh, replica_id, keys), check(mirror, replica_id, keys)
+        pool = _pool_of(replica_id, now, fresh, mirror)
+        stored, mirrored = check(fresh, pool, keys), check(mirror, pool, keys)
         found.append(
             PoolCheck(
-                pool=replica_id,
+                pool=pool,
                 replica_id=replica_id,
                 pool_blocks=len(keys),
                 directory_missing=len(stored.missing),
@@ -62,6 +67,15 @@ def compare(truth: Mapping[str, bytes], mirror: Mirror, open_reader: Callable[[]
             )
         )
     return found
+
+
+def _pool_of(replica_id: str, now: float, *mirrors: Mirror) -> str:
+    """The name of the replica's pool, from the first mirror that knows it; '' where none does."""
+    for mirror in mirrors:
+        for view in mirror.pools(now):
+            if replica_id in view.replica_ids:
+                return view.pool
+    return ""
 
 
 def _read_afresh(reader: DirectoryReader) -> Mirror:

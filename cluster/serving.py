@@ -20,7 +20,8 @@ from typing import Any, Final
 
 from actors.loader import ModelFiles, resolve_model
 from actors.progress import Progress
-from cluster import http_client, ports, server_state
+from actors.region_home import owner_tag
+from cluster import http_client, membership, ports, server_state
 from cluster.config import Config
 from cluster.embedded_redis import EmbeddedRedis
 from cluster.errors import ServeFailed, UsageError
@@ -66,6 +67,7 @@ def serve_forever(config: Config, progress: Progress, say: Callable[[str], None]
 
 
 def _run(config: Config, files: ModelFiles, progress: Progress, say: Callable[[str], None], started: float) -> None:
+    owner = owner_tag(membership.of(config.cluster).secret)
     prepare_environment(os.environ)
     directory = server_state.runtime_dir(os.environ)
     url = f"http://{_reachable(config.http.host)}:{config.http.port}"
@@ -101,7 +103,7 @@ def _run(config: Config, files: ModelFiles, progress: Progress, say: Callable[[s
         raise
     finally:
         if cluster is not None:
-            _take_down(cluster, url, state.admin_key)
+            _take_down(cluster, url, state.admin_key, owner)
         if redis is not None:
             redis.close()
         server_state.remove(directory, state)
@@ -198,8 +200,11 @@ def _drain(url: str, admin_key: str) -> None:
     time.sleep(DRAIN_TAIL_S)
 
 
-def _take_down(cluster: RayCluster, url: str, admin_key: str) -> None:
-    """Let requests in progress finish, then stop, each within about `STOP_S`. A second signal ends the wait."""
+def _take_down(cluster: RayCluster, url: str, admin_key: str, owner: bytes) -> None:
+    """Let requests in progress finish, then stop, each within about `STOP_S`. A second signal ends the wait.
+
+    Regions on this machine that carry the tag `owner` and that nobody has open go then.
+    """
     from cluster.app import APP_NAME
 
     with contextlib.suppress(StopRequested, KeyboardInterrupt):
@@ -213,16 +218,18 @@ def _take_down(cluster: RayCluster, url: str, admin_key: str) -> None:
             import ray
 
             ray.shutdown()  # ends the processes of a private cluster, whatever they are doing
-            _sweep()
+            for _ in range(SWEEPS):
+                _sweep(owner)
+                time.sleep(SWEEP_PAUSE_S)
+        else:
+            _sweep(owner)
 
 
-def _sweep() -> None:
-    """Remove the regions of replicas that were killed and could not. Their memory is freed when the last of them is dead."""
+def _sweep(owner: bytes) -> None:
+    """Remove the regions that killed replicas of ours left, which nobody will adopt any more."""
     from kvpool import DEFAULT_DIRECTORY, REGION_PREFIX, sweep
 
-    for _ in range(SWEEPS):
-        sweep(DEFAULT_DIRECTORY, REGION_PREFIX)
-        time.sleep(SWEEP_PAUSE_S)
+    sweep(DEFAULT_DIRECTORY, REGION_PREFIX, owner=owner)
 
 
 @contextlib.contextmanager

@@ -27,28 +27,34 @@ Words = memoryview
 class Control:
     """The control part of a mapped region as words. Mutable through and through; it guards nothing.
 
-    `header` [512], `slots` [64 x 64], `state`, `holders`, `last_use`, `children`, `parent`, `filled`, `request_tag`
-    [capacity], `free`, `dirty` [bitmap words], `index` [entries]: u64. Keys and token ids are read and written
-    through methods.
+    `header` [512], `slots` [65 x 256], `state`, `holders`, `last_use`, `born`, `children`, `parent`, `filled`, `magic`,
+    `checksum` [capacity], `history` [capacity x 4], `free`, `dirty` [bitmap words], `index` [entries]: u64. Keys, labels
+    and token ids are read and written through methods. `address`: of the mapping's first byte, for the kernels.
     """
 
     __slots__ = (
         "_key_offset",
+        "_label_offset",
         "_memory",
         "_token_bytes",
         "_tokens_offset",
         "_view",
+        "address",
+        "block_tokens",
+        "born",
+        "checksum",
         "children",
         "dirty",
         "filled",
         "free",
         "header",
+        "history",
         "holders",
         "index",
         "last_use",
         "layout",
+        "magic",
         "parent",
-        "request_tag",
         "slots",
         "state",
     )
@@ -56,21 +62,27 @@ class Control:
     def __init__(self, memory: mmap.mmap, layout: Layout, block_tokens: int) -> None:
         """`memory` is the whole region; `block_tokens` the tokens of a block."""
         self.layout = layout
+        self.block_tokens = block_tokens
         self._memory = memory
         self._view = memoryview(memory)
+        self.address: int = np.frombuffer(self._view, dtype=np.uint8).ctypes.data
         self._token_bytes = 4 * block_tokens
         self._key_offset = layout.offsets["key"]
+        self._label_offset = layout.offsets["label"]
         self._tokens_offset = layout.offsets["tokens"]
         blocks = layout.capacity_blocks
         self.header = self._words(0, lay.HEADER_BYTES // 8)
-        self.slots = self._words(lay.SLOTS_OFFSET, lay.SLOTS * lay.SLOT_BYTES // 8)
+        self.slots = self._words(lay.SLOTS_OFFSET, (lay.SLOTS + 1) * lay.SLOT_BYTES // 8)
         self.state = self._words(layout.offsets["state"], blocks)
         self.holders = self._words(layout.offsets["holders"], blocks)
         self.last_use = self._words(layout.offsets["last_use"], blocks)
+        self.born = self._words(layout.offsets["born"], blocks)
         self.children = self._words(layout.offsets["children"], blocks)
         self.parent = self._words(layout.offsets["parent"], blocks)
         self.filled = self._words(layout.offsets["filled"], blocks)
-        self.request_tag = self._words(layout.offsets["request_tag"], blocks)
+        self.magic = self._words(layout.offsets["magic"], blocks)
+        self.checksum = self._words(layout.offsets["checksum"], blocks)
+        self.history = self._words(layout.offsets["history"], 4 * blocks)
         self.free = self._words(layout.offsets["free"], layout.bitmap_words)
         self.dirty = self._words(layout.offsets["dirty"], layout.bitmap_words)
         self.index = self._words(layout.offsets["index"], layout.index_entries)
@@ -87,6 +99,11 @@ class Control:
         """Writes the 16-byte key of `block`."""
         start = self._key_offset + KEY_BYTES * block
         self._memory[start : start + KEY_BYTES] = key
+
+    def label(self, block: int) -> str:
+        """Returns the end of the id of the request that wrote `block` last; empty when nobody has."""
+        start = self._label_offset + lay.LABEL_BYTES * block
+        return self._memory[start : start + lay.LABEL_BYTES].rstrip(b"\0").decode("utf-8", "replace")
 
     def tokens(self, block: int) -> bytes:
         """Returns the token ids last written for `block` as u32 words."""
@@ -117,10 +134,11 @@ class Control:
 
     def release(self) -> None:
         """Lets go of the mapping. Idempotent; nothing else may be called afterwards."""
-        for name in ("header", "slots", "state", "holders", "last_use", "children", "parent", "filled", "request_tag"):
-            getattr(self, name).release()
-        for view in (self.free, self.dirty, self.index, self._view):
-            view.release()
+        for name in self.__slots__:
+            view = getattr(self, name)
+            if isinstance(view, memoryview) and name != "_view":
+                view.release()
+        self._view.release()
 
 
 def header_word(header: Words, name: str) -> int:

@@ -26,3 +26,7 @@ class RegionMismatch(PoolError):
 
 class SecretFileError(PoolError):
     """The file with the cluster's secret cannot be trusted: wrong size, or readable by others."""
+
+
+class GuardViolation(PoolError):
+    """Guard mode found memory that was written by somebody who should not have; the message names the block."""

@@ -4,9 +4,7 @@ The order of a request:
 
 1. `match` the keys of its full blocks. Each block is held FIRST and then verified, so nothing matched can be evicted
    by what follows.
-2. `allocate` the rest, all or nothing: local cache, free blocks, then eviction of idle leaves. Whether it can succeed
-   is known before anything changes, because every idle indexed block can be evicted (a holder of a block holds all its
-   parents).
+2. `allocate` the rest, all or nothing: local cache, free blocks, then eviction of idle leaves.
 3. The engine writes KV bytes; each time a block is full, `seal` it. Only then does it become matchable. When another
    block has the key already, the request moves over to that one. A key that is indexed with other tokens or another
    parent is a collision: the block stays sealed and private.
@@ -14,8 +12,14 @@ The order of a request:
    `finish_copy`.
 5. `release`, exactly once. Backwards, so tails are reusable before heads. `force_release` is the same with an alarm.
 
-Limits: mutations are serialised by one `threading.Lock` per pool, and one process mutates a region (a second
-`Pool.create` on it is refused); other processes may attach and read. Requests larger than the pool are the caller's to
+Several processes use one region at the same time, each through a Pool of its own, and none of them ever waits for another
+(`kernels/`). A process may die at any instruction: the kernel drops the lock on its slot, and whoever looks next
+(`reclaim`, `tidy`) gives back what it had. What it had sealed stays.
+
+Threads. A kernel call keeps the interpreter's lock, so calls of one process never overlap, and the two that every request
+makes, `allocate` and `release`, need no other. What takes several calls is under a lock of the pool's own.
+
+Limits: 64 processes a region; needs an interpreter with a global lock. Requests larger than the pool are the caller's to
 refuse.
 """
 
@@ -26,25 +30,36 @@ import os
 import threading
 import time
 import weakref
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from kvpool import integrity, recovery, stats
+import numpy as np
+
+from kvpool import integrity, stats
 from kvpool import slot as process_slot
-from kvpool.block_table import BlockTable
-from kvpool.blocks import Blocks
-from kvpool.errors import PoolError
-from kvpool.eviction import Eviction
-from kvpool.index import NOT_FOUND, PrefixIndex
+from kvpool.block_table import BlockTable, Record
+from kvpool.control import Control
+from kvpool.errors import GuardViolation, PoolError
+from kvpool.guard import Guard
+from kvpool.kernels import entries
+from kvpool.kernels.census import CONDITIONS
+from kvpool.kernels.clock import READ_IT
+from kvpool.kernels.context import CLOSED, CLOSING, Context
+from kvpool.kernels.index import NOT_FOUND
 from kvpool.keys import KEY_BYTES, encode_tokens
+from kvpool.layout import COUNTERS, HEADER_WORDS, SLOT_WORD_COUNT, SLOTS
+from kvpool.reclaimed import Reclaimed, TidyReport, blocks_of
 from kvpool.region import Region
-from kvpool.sharing import Sharing
+from kvpool.slot import SlotLoad
 from kvpool.stats import PoolStats
+from kvpool.words import INDEXED, STATE_MASK
 
 _log = logging.getLogger(__name__)
 _ALARM_BLOCKS = 64
 """Block numbers named in one alarm; a long prompt holds thousands."""
+_SPARE_RECORDS = 64
 _open_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
@@ -55,117 +70,172 @@ class Pool:
     where it needs an open one.
     """
 
-    def __init__(self, region: Region, slot: int, clock: Callable[[], int]) -> None:
-        """For `create` only: `slot` is locked and nobody else has one."""
+    def __init__(
+        self, region: Region, control: Control, slot: int, clock: Callable[[], int], floor_blocks: int, guard: bool
+    ) -> None:
+        """For `create` only: `slot` is locked, `control` a window of its own."""
         self.geometry = region.geometry
         self.capacity_blocks = region.capacity_blocks
+        self.slot = slot
+        self.floor_blocks = floor_blocks
+        self.guard = guard
         self._region = region
+        self._control = control
         self._clock = clock
+        self._reads_clock = clock is time.monotonic_ns
         self._lock = threading.Lock()
         self._tables: set[BlockTable] = set()
+        self._spare: list[Record] = []
         self._forced: Counter[str] = Counter()
         self._closed = False
-        self._control = region.control()
-        recovered = recovery.recover(self._control)
-        process_slot.sign(self._control, slot, clock())
-        self._index = PrefixIndex(self._control)
-        self._eviction = Eviction(self._index, self.capacity_blocks)
-        self._blocks = Blocks(self._control, slot, self._eviction.push)
-        self._eviction.connect(self._blocks)
-        self._sharing = Sharing(self._blocks, self._index)
-        self._blocks.count("recovered_blocks", recovered)
-        _open_pools.add(self)
+        self._context = Context(control, slot)
+        self._ctx = self._context.address
+        region.on_close(self._shut)
+        self._counts = array("q", bytes(8 * len(CONDITIONS)))
+        self._first_counter = slot * SLOT_WORD_COUNT
+        self._watch = Guard(control, region.kv_memory, self.geometry, region.incarnation, slot) if guard else None
 
     @classmethod
-    def create(cls, region: Region, *, clock: Callable[[], int] = time.monotonic_ns) -> Pool:
-        """Takes a process slot of `region` and returns its pool. `clock` gives monotonic nanoseconds. Close it before
-        the region.
+    def create(
+        cls,
+        region: Region,
+        *,
+        clock: Callable[[], int] = time.monotonic_ns,
+        floor_blocks: int = 0,
+        guard: bool = False,
+    ) -> Pool:
+        """Takes a process slot of `region` and returns its pool. `clock` gives monotonic nanoseconds, of one clock for
+        all processes of the region. Close it before the region.
 
-        What an earlier life of the region left behind is repaired: complete blocks stay matchable, the rest is free.
-        Raises PoolError when a living process (or another pool of this one) mutates the region.
+        `floor_blocks`: so many this process may always hold, whatever others ask for; the floors of all should fit the
+        capacity. `guard`: verify blocks on the way (`guard.py`). What dead processes had is given back first. Raises
+        PoolError when 64 processes use the region already.
         """
-        return cls(region, process_slot.take(region), clock)
+        if not 0 <= floor_blocks <= region.capacity_blocks:
+            raise ValueError(f"a floor is between 0 and the capacity of {region.capacity_blocks}, got {floor_blocks}")
+        control = region.control()
+        try:
+            slot = process_slot.take(region, control)
+        except BaseException:
+            control.release()
+            raise
+        pool = cls(region, control, slot, clock, floor_blocks, guard)
+        pool._join()
+        return pool
+
+    def _join(self) -> None:
+        """Cleans up behind the slot's last user, if that died, and signs."""
+        with self._lock:
+            reclaimed = [self._reclaim_slot(self.slot)] if self._word(self.slot, "pid") else []
+            process_slot.retire(self._control, self.slot)
+            process_slot.sign(self._control, self.slot, self._clock(), self.floor_blocks)
+            entries.announce(self._ctx)
+            self._note_reclaimed(reclaimed)
+            _open_pools.add(self)
+        self.reclaim()
+
+    def rejoin(self) -> Pool:
+        """Returns a pool of this process's own over the same region: what a forked child needs, whose inherited pool is
+        closed. Attaches anew; close the pool, then its `region`.
+        """
+        region = Region.attach(self._region.path)
+        return Pool.create(region, clock=self._clock, floor_blocks=self.floor_blocks, guard=self.guard)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed here, or inherited by fork."""
+        return self._closed or self._region.closed
+
+    @property
+    def region(self) -> Region:
+        """The region it is in."""
+        return self._region
+
+    # A request's way
 
     def table(self, request_id: str) -> BlockTable:
         """Returns a new empty table for a request."""
-        return BlockTable(request_id, self.release)
+        return BlockTable(request_id, self.release, self._spare.pop() if self._spare else Record())
 
     def match(self, table: BlockTable, keys: Sequence[bytes], token_ids: Sequence[int] | None = None) -> int:
         """Holds the longest indexed chain of `keys` for `table` (which must be empty); returns its number of blocks.
 
-        Appends to `table.blocks` and `table.keys` and renews last use. With `token_ids` (at least len(keys) *
-        block_tokens), stored ids are compared, and a difference ends the match and is counted. Raises PoolError when
-        the table is not empty.
+        Fills `table` and renews last use. With `token_ids` (at least len(keys) * block_tokens), stored ids are compared,
+        and a difference ends the match and is counted. Raises PoolError when the table is not empty.
         """
-        step = 4 * self.geometry.block_tokens
-        data = None if token_ids is None else encode_tokens(token_ids)
-        if data is not None and len(data) < len(keys) * step:
-            raise ValueError(f"{len(keys)} keys need {len(keys) * step // 4} token ids, got {len(data) // 4}")
+        packed = array("B", b"".join(keys))
+        if len(packed) != KEY_BYTES * len(keys):
+            raise ValueError(f"keys have {KEY_BYTES} bytes each")
+        tokens = array("B")
+        if token_ids is not None:
+            step = 4 * self.geometry.block_tokens
+            tokens = array("B", encode_tokens(token_ids))
+            if len(tokens) < len(keys) * step:
+                raise ValueError(f"{len(keys)} keys need {len(keys) * step // 4} token ids, got {len(tokens) // 4}")
         with self._lock:
             self._check_usable()
             self._check_open(table)
-            if table.blocks or table.copy_sources:
-                raise PoolError(f"{table.request_id!r} has {len(table.blocks)} blocks already; match comes first")
-            table.blocks = self._sharing.hold_chain(keys, data, step, self._clock())
-            table.keys = list(keys[: len(table.blocks)])
-            self._note_holder(table)
-            return len(table.blocks)
+            if len(table) or table.copy_sources:
+                raise PoolError(f"{table.request_id!r} has {len(table)} blocks already; match comes first")
+            table.record.reserve(len(keys))
+            now = self._clock()
+            ids = tokens.buffer_info()[0] if token_ids is not None else 0
+            length = entries.match(self._ctx, table.record.address, packed.buffer_info()[0], len(keys), ids, now)
+            table.keys = list(keys) if length == len(keys) else list(keys[:length])
+            if length:
+                self._tables.add(table)
+            if self._watch is not None:
+                self._watch.matched(table.blocks, keys)
+            return length
 
     def peek(self, keys: Sequence[bytes]) -> int:
         """Returns the length in blocks of the longest indexed chain of `keys`. Holds and counts nothing."""
+        packed = array("B", b"".join(keys))
         with self._lock:
             self._check_usable()
-            return self._sharing.chain_length(keys)
+            return entries.peek(self._ctx, packed.buffer_info()[0], len(keys))
 
     def allocate(self, table: BlockTable, count: int) -> bool:
-        """Appends `count` blocks, mutable and ours, to `table.blocks`, or changes nothing and returns False."""
-        if count < 0:
-            raise ValueError(f"cannot allocate {count} blocks")
+        """Appends `count` blocks, mutable and ours, to `table`, or changes nothing and returns False."""
+        if self._watch is None and not table.closed:
+            now = READ_IT if self._reads_clock else self._clock()
+            done = entries.allocate(self._ctx, table.record.address, count, now)
+            if done > 0:
+                self._tables.add(table)
+                return True
+            if not done:
+                return False
         with self._lock:
             self._check_usable()
             self._check_open(table)
-            taken = self._take(table, count)
-            if taken is None:
+            if count < 0:
+                raise ValueError(f"cannot allocate {count} blocks")
+            table.record.reserve(len(table) + min(count, self.capacity_blocks))
+            if self._watch is not None:
+                self._watch.trying(table, count)
+            if count and not entries.allocate(self._ctx, table.record.address, count, self._clock()):
+                if self._watch is not None:
+                    self._watch.undone(table, count)
                 return False
-            table.blocks.extend(taken)
-            self._note_holder(table)
+            if count:
+                self._tables.add(table)
+            if self._watch is not None:
+                self._watch.took(table.blocks[len(table) - count :], self._clock())
             return True
 
-    def _take(self, table: BlockTable, count: int) -> list[int] | None:
-        """Returns exactly `count` new blocks held by `table`, evicting if need be; None when there are not so many."""
-        blocks = self._blocks
-        short = count - len(blocks.local) - blocks.free
-        if short > blocks.idle:
-            blocks.count("allocation_failures")
-            return None
-        if short > 0:
-            evicted = self._eviction.evict(short)
-            assert evicted == short, f"{blocks.idle} blocks are idle but only {evicted} of {short} could be evicted"
-        evicted = max(0, short)
-        from_local = min(count, len(blocks.local))
-        taken = blocks.take(count, table.tag)
-        assert len(taken) == count, f"{count} blocks were there to take but only {len(taken)} were found"
-        used = blocks.held
-        blocks.count("allocated_local_blocks", from_local)
-        blocks.count("allocated_free_blocks", count - from_local - evicted)
-        blocks.count("allocated_evict_blocks", evicted)
-        blocks.count("allocations")
-        blocks.count("requested_blocks", count)
-        blocks.count("used_blocks_sum", used)
-        blocks.count_peak("peak_requested_blocks", count)
-        blocks.count_peak("peak_used_blocks", used)
-        return taken
-
     def available(self) -> int:
-        """Returns free + local + evictable blocks; a hint, because others may take them."""
-        self._check_usable()
-        blocks = self._blocks
-        return blocks.free + len(blocks.local) + blocks.idle
+        """Returns free + evictable blocks and those of our local cache; a hint, because others may take them."""
+        with self._lock:
+            self._check_usable()
+            counts = self._census()
+            return counts["free"] + counts["cached"] + self._context.local
 
     def unused(self) -> int:
         """Returns the blocks that hold nothing, cached or in use; a hint, because others may take them."""
-        self._check_usable()
-        return self._blocks.free + len(self._blocks.local)
+        with self._lock:
+            self._check_usable()
+            counts = self._census()
+            return counts["free"] + counts["local"]
 
     def seal(self, table: BlockTable, position: int, key: bytes, token_ids: Sequence[int]) -> int:
         """Declares the block at `position` complete, with `key` and its block_tokens ids; returns the block now
@@ -180,25 +250,29 @@ class Pool:
                 f"seal needs a key of {KEY_BYTES} bytes and {self.geometry.block_tokens} token ids, "
                 f"got {len(key)} and {len(token_ids)}"
             )
-        tokens = encode_tokens(token_ids)
+        named = array("B", key + encode_tokens(token_ids))
         with self._lock:
             self._check_usable()
             self._check_open(table)
-            if position != len(table.keys) or position >= len(table.blocks):
+            if position != len(table.keys) or position >= len(table):
                 raise PoolError(
-                    f"{table.request_id!r} has {len(table.keys)} of {len(table.blocks)} blocks sealed; "
+                    f"{table.request_id!r} has {len(table.keys)} of {len(table)} blocks sealed; "
                     f"position {position} is not the next one"
                 )
-            own = table.blocks[position]
-            if not self._blocks.owned(own):
-                raise PoolError(f"block {own} of {table.request_id!r} is not its own to seal; copy it first")
+            own = table.block(position)
             now = self._clock()
-            parent = table.blocks[position - 1] if position else NOT_FOUND
-            block = self._sharing.seal(own, parent, key, tokens, now)
+            if self._watch is not None:
+                self._watch.sealing(own, key, named[KEY_BYTES:].tobytes(), now)
+                self._watch.freeing(self._held_once(table.copy_sources.get(own, own), but=own), now)
+            at = named.buffer_info()[0]
+            block = entries.seal(self._ctx, table.record.address, position, at, at + KEY_BYTES, now)
+            if block < 0:
+                raise PoolError(f"block {own} of {table.request_id!r} is not its own to seal; copy it first")
             if own in table.copy_sources:  # complete, so the bytes it began with have been copied
-                self._blocks.drop(table.copy_sources.pop(own), now)
-            table.blocks[position] = block
+                entries.drop(self._ctx, table.copy_sources.pop(own), now)
             table.keys.append(key)
+            if self._watch is not None:
+                self._watch.sealed(own, block, key)
             return block
 
     def copy_on_write(self, table: BlockTable, position: int) -> tuple[int, int] | None:
@@ -211,21 +285,21 @@ class Pool:
         with self._lock:
             self._check_usable()
             self._check_open(table)
-            if not 0 <= position < len(table.blocks):
-                raise PoolError(f"{table.request_id!r} has {len(table.blocks)} blocks, no position {position}")
-            source = table.blocks[position]
-            if self._blocks.owned(source):
-                return source, source
-            if len(table.keys) > position + 1:
+            if not 0 <= position < len(table):
+                raise PoolError(f"{table.request_id!r} has {len(table)} blocks, no position {position}")
+            before = table.block(position)
+            if len(table.keys) > position + 1 and not entries.is_own(self._ctx, before):
                 raise PoolError(f"{table.request_id!r} has sealed blocks after position {position}; copy the last one")
-            taken = self._take(table, 1)
-            if taken is None:
+            source = entries.copy_on_write(self._ctx, table.record.address, position, self._clock())
+            if source == NOT_FOUND:
                 return None
-            table.blocks[position] = taken[0]
-            table.copy_sources[taken[0]] = source
-            del table.keys[position:]
-            self._blocks.count("cow_copies")
-            return source, taken[0]
+            target = table.block(position)
+            if target != source:
+                table.copy_sources[target] = source
+                del table.keys[position:]
+                if self._watch is not None:
+                    self._watch.took([target], self._clock())
+            return source, target
 
     def finish_copy(self, table: BlockTable) -> None:
         """The bytes of every `copy_on_write` of this table have been copied: lets go of the sources. Repeatable."""
@@ -233,33 +307,59 @@ class Pool:
             self._check_usable()
             self._check_open(table)
             now = self._clock()
-            self._blocks.drop_all(table.copy_sources.values(), now)
-            table.copy_sources = {}
-            self._note_holder(table)
+            if self._watch is not None:
+                self._watch.freeing(self._held_once(*table.copy_sources.values()), now)
+            self._drop_sources(table, now)
+
+    def _drop_sources(self, table: BlockTable, now: int) -> None:
+        sources, table.copy_sources = table.copy_sources, {}
+        for source in sources.values():
+            entries.drop(self._ctx, source, now)
 
     def release(self, table: BlockTable) -> int:
         """Gives back everything `table` holds and closes it; returns how many blocks. A second call is a counted no-op.
 
         After the pool's `close()`, which has closed every table that held something, it does nothing.
         """
+        if self._watch is None and not table.closed and not table.copy_sources:
+            now = READ_IT if self._reads_clock else self._clock()
+            held = entries.release(self._ctx, table.record.address, now)
+            if held >= 0:
+                self._forget(table)
+                return held
         with self._lock:
             if self._closed:
                 return 0
             self._check_usable()
             return self._release(table)
 
+    def give_up(self, table: BlockTable) -> int:
+        """`release` of a request that makes room for others and waits: counted as evictions of that class."""
+        with self._lock:
+            self._check_usable()
+            self._count("evictions_waiting", len(table))
+            return self._release(table)
+
     def _release(self, table: BlockTable) -> int:
         if table.closed:
-            self._blocks.count("second_releases")
+            self._count("second_releases")
             return 0
-        held = table.held()
+        if self._watch is not None:
+            self._watch.freeing(self._held_once(*table.held()), self._clock())
         now = self._clock()
-        self._blocks.drop_all(held, now)
+        held = len(table.copy_sources)
+        if held:
+            self._drop_sources(table, now)
+        held += entries.release(self._ctx, table.record.address, now)
+        self._forget(table)
+        return held
+
+    def _forget(self, table: BlockTable) -> None:
         table.closed = True
-        table.blocks, table.keys, table.copy_sources = [], [], {}
-        self._note_holder(table)
-        self._blocks.set_slot_word("heartbeat", now)
-        return len(held)
+        table.keys = []
+        self._tables.discard(table)
+        if len(self._spare) < _SPARE_RECORDS:
+            self._spare.append(table.record)
 
     def force_release(self, table: BlockTable, cause: str) -> int:
         """`release` on the abnormal path: logs an alarm with request, blocks and cause, and counts it by cause."""
@@ -273,8 +373,14 @@ class Pool:
             some = f"{held[:_ALARM_BLOCKS]}{' ...' if len(held) > _ALARM_BLOCKS else ''}"
             _log.warning("forced release of %d blocks of %s (%s): %s", len(held), table.request_id, cause, some)
             self._forced[cause] += 1
-            self._blocks.count("forced_releases")
-        return self._release(table)
+            self._count("forced_releases")
+        try:
+            return self._release(table)
+        except GuardViolation as found:  # which is told once, and must not keep the blocks from going
+            _log.error("%s", found)
+            return self._release(table)
+
+    # Room
 
     def evict(self, count: int) -> int:
         """Frees up to `count` idle indexed leaves, oldest first (a parent becomes a leaf with its last child); how
@@ -282,11 +388,127 @@ class Pool:
         """
         with self._lock:
             self._check_usable()
-            return self._eviction.evict(count)
+            return entries.evict(self._ctx, count, self._clock())
 
     def reset(self) -> int:
         """Drops every idle indexed block; returns how many. Held blocks stay."""
         return self.evict(self.capacity_blocks)
+
+    def demand(self) -> int:
+        """Returns how many blocks this process should give up now for others that wait in line before it; nearly always
+        0, and then one look at one word.
+        """
+        with self._lock:
+            self._check_usable()
+            kept = self._watch.local() if self._watch is not None else {}
+            demanded = entries.demanded(self._ctx, self._clock())
+            if self._watch is not None:
+                self._watch.yielded(kept)
+            return demanded
+
+    def wait_in_line(self, wanted_blocks: int) -> None:
+        """This process waits for `wanted_blocks`, holding nothing for the request that needs them; or, with the place it
+        has, may need so many more. Draws a ticket, unless it has one, and tells the others.
+        """
+        if not 0 < wanted_blocks <= self.capacity_blocks:
+            raise ValueError(f"nobody can wait for {wanted_blocks} of {self.capacity_blocks} blocks")
+        with self._lock:
+            self._check_usable()
+            entries.wait_in_line(self._ctx, wanted_blocks, self._clock())
+
+    def leave_line(self) -> None:
+        """This process waits no longer. Repeatable."""
+        with self._lock:
+            self._check_usable()
+            entries.leave_line(self._ctx)
+
+    # After deaths
+
+    def reclaim(self) -> list[Reclaimed]:
+        """Gives back what dead processes had, each with an alarm in the log; returns what that was."""
+        with self._lock:
+            self._check_usable()
+            reclaimed = []
+            for slot in range(SLOTS):
+                if slot == self.slot or not self._word(slot, "pid") or not self._region.lock_slot(slot):
+                    continue
+                try:
+                    if self._word(slot, "pid"):
+                        reclaimed.append(self._reclaim_slot(slot))
+                finally:
+                    self._region.unlock_slot(slot)
+            self._note_reclaimed(reclaimed)
+            return reclaimed
+
+    def _reclaim_slot(self, slot: int) -> Reclaimed:
+        """Gives back what the dead process of `slot`, whose lock we hold, had."""
+        control = self._control
+        record = Reclaimed(
+            slot, self._word(slot, "pid"), process_slot.text(control, slot), blocks_of(control, slot), "dead"
+        )
+        if self._watch is not None:
+            self._watch.reclaiming(slot, self._clock())
+        entries.reclaim_slot(self._ctx, slot)
+        process_slot.retire(control, slot)
+        entries.withdraw(self._ctx, slot)
+        return record
+
+    def _note_reclaimed(self, reclaimed: list[Reclaimed]) -> None:
+        for record in reclaimed:
+            self._count("reclaimed_slots")
+            self._count("reclaimed_blocks", record.count)
+            _log.warning("%s", record.describe(_ALARM_BLOCKS))
+
+    def tidy(self) -> TidyReport:
+        """Puts right what deaths and contention left behind, in one pass; safe at any time, in any process."""
+        reclaimed = self.reclaim()
+        with self._lock:
+            self._check_usable()
+            restored = entries.restore_free_bits(self._ctx)
+            wanted = self._control.header[HEADER_WORDS["recount"]] != 0
+            recounted = entries.recount_children(self._ctx) if wanted else 0
+        return TidyReport(tuple(reclaimed), restored, recounted, self.catch_up())
+
+    def catch_up(self) -> int:
+        """What each process has to do for itself, now and then: shows that it is at work, gives up its local cache while
+        others wait, and indexes sealed blocks of its requests that could not be indexed when they were sealed; how many.
+        """
+        with self._lock:
+            self._check_usable()
+            kept = self._watch.local() if self._watch is not None else {}
+            entries.yield_local(self._ctx)
+            now = self._clock()
+            process_slot.set_word(self._control, self.slot, "heartbeat", now)
+            done = sum(
+                entries.index_late(self._ctx, table.record.address, now)
+                for table in list(self._tables)
+                if table.unindexed
+            )
+            if self._watch is not None:
+                self._watch.yielded(kept)
+                self._watch.parked()
+            return done
+
+    # What others see
+
+    def report_load(self, load: SlotLoad) -> None:
+        """Shows in our slot how busy the replica is, for whoever publishes the region."""
+        with self._lock:
+            self._check_usable()
+            process_slot.set_load(self._control, self.slot, load)
+            process_slot.set_word(self._control, self.slot, "heartbeat", self._clock())
+
+    def loads(self) -> list[SlotLoad]:
+        """Returns what the replicas of all processes that live have reported."""
+        with self._lock:
+            self._check_usable()
+            return [
+                load
+                for slot in range(SLOTS)
+                if self._word(slot, "pid")
+                and (slot == self.slot or self._region.slot_in_use(slot))
+                and (load := process_slot.load_of(self._control, slot)).replica_id
+            ]
 
     def count_prefix(self, queried_tokens: int, hit_tokens: int) -> None:
         """Counts one request's prompt tokens and how many of them were found. Call it once per request."""
@@ -294,45 +516,62 @@ class Pool:
             raise ValueError(f"{hit_tokens} of {queried_tokens} tokens cannot be hits")
         with self._lock:
             self._check_usable()
-            self._blocks.count("prefix_queried_tokens", queried_tokens)
-            self._blocks.count("prefix_hit_tokens", hit_tokens)
+            self._count("prefix_queried_tokens", queried_tokens)
+            self._count("prefix_hit_tokens", hit_tokens)
 
     def stats(self) -> PoolStats:
         """Returns one consistent snapshot."""
         with self._lock:
             self._check_usable()
-            return stats.snapshot(self._blocks, len(self._tables), self._forced)
+            tries, retries = self._context.compare_and_swaps
+            self._set_counter("cas_tries", tries)
+            self._set_counter("cas_retries", retries)
+            return stats.snapshot(self._control, self.slot, self._census(), len(self._tables), self._forced)
 
     def held_blocks(self) -> int:
-        """Returns the number of distinct blocks that some table holds."""
+        """Returns the number of distinct blocks that some table of this process holds."""
         self._check_usable()
-        return self._blocks.held
+        return self._context.held
 
     def indexed_keys(self) -> bytes:
         """Returns the keys of all indexed blocks, packed, in no order: what a directory should list."""
         with self._lock:
             self._check_usable()
-            return self._blocks.indexed_keys()
+            states = self._control.array("state") & np.uint64(STATE_MASK)
+            return b"".join(self._control.key(block) for block in np.flatnonzero(states == INDEXED).tolist())
 
     def check_integrity(self) -> str:
         """Returns '' or the first violation in words (`integrity.py` lists what is checked)."""
         with self._lock:
             self._check_usable()
-            return integrity.check(self._blocks, self._index, self._tables)
+            return integrity.check(self._control, self._context, self.slot, list(self._tables), self._alone())
+
+    def check_guard(self) -> None:
+        """Verifies the region's header in guard mode. Raises GuardViolation."""
+        if self._watch is not None:
+            self._watch.check_header()
 
     def close(self) -> None:
         """Gives back what open tables hold (with an alarm for each), leaves the slot, keeps the region. Idempotent."""
         with self._lock:
             if self._closed:
                 return
-            self._closed = True
             _open_pools.discard(self)
+            self._context.shut(CLOSING)
             if not self._region.closed:
                 for table in list(self._tables):
                     self._force_release(table, "pool closed")
-                self._blocks.flush_local()
-                self._blocks.set_slot_word("pid", 0)
-                self._region.unlock_slot(self._blocks.slot)
+                entries.leave_line(self._ctx)
+                kept = self._watch.local() if self._watch is not None else {}
+                entries.flush_local(self._ctx)
+                if self._watch is not None:
+                    self._watch.yielded(kept)
+                entries.withdraw(self._ctx, self.slot)
+                process_slot.retire(self._control, self.slot)
+                self._region.unlock_slot(self.slot)
+            self._closed = True
+            self._shut()
+            self._watch = None
             self._control.release()
 
     def __enter__(self) -> Pool:
@@ -343,18 +582,35 @@ class Pool:
     ) -> None:
         self.close()
 
+    def _shut(self) -> None:
+        self._context.shut(CLOSED)
+
     def _forget_after_fork(self) -> None:
+        self._shut()
         self._lock = threading.Lock()  # another thread of the parent may have had it
         self._closed = True
 
-    def _note_holder(self, table: BlockTable) -> None:
-        """Keeps the set of tables that hold something, and what the slot tells about it."""
-        if table.blocks or table.copy_sources:
-            self._tables.add(table)
-        else:
-            self._tables.discard(table)
-        self._blocks.set_slot_word("held_blocks", self._blocks.held)
-        self._blocks.set_slot_word("open_tables", len(self._tables))
+    # Within the lock
+
+    def _census(self) -> dict[str, int]:
+        entries.census(self._ctx, self._counts.buffer_info()[0])
+        return dict(zip(CONDITIONS, self._counts, strict=True))
+
+    def _alone(self) -> bool:
+        return self._control.header[HEADER_WORDS["slots_used"]] & ~(1 << self.slot) == 0
+
+    def _word(self, slot: int, name: str) -> int:
+        return process_slot.word(self._control, slot, name)
+
+    def _count(self, counter: str, amount: int = 1) -> None:
+        self._control.slots[self._first_counter + COUNTERS[counter]] += amount
+
+    def _set_counter(self, counter: str, value: int) -> None:
+        self._control.slots[self._first_counter + COUNTERS[counter]] = value
+
+    def _held_once(self, *blocks: int, but: int = NOT_FOUND) -> list[int]:
+        """Those of `blocks` that no other request of this process holds."""
+        return [block for block in blocks if block != but and self._context.refs[block] == 1]
 
     def _check_usable(self) -> None:
         if self._closed or self._region.closed:

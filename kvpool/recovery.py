@@ -1,26 +1,27 @@
-"""Bringing a region whose last user died back to rest.
+"""Bringing a region that nobody uses back to rest, whatever its last users left in it.
 
-Called by the process that has just found all slots of the region dead, before it mutates anything. What is complete
-and matchable stays, everything half done is undone:
+Called by a process that has the whole file to itself (`Region.adopt`). What is complete and matchable stays, everything
+half done is undone:
 
     INDEXED            stays
     EVICTING           was not past the point of no return: INDEXED again
     LOCAL, MUTABLE, SEALED, FREEING, damaged    FREE, with a new generation
 
-Nobody holds anything any more. A block whose chain of parents is broken goes as well, so the index stays
-prefix-closed. Child counts, free bitmap and index are then computed anew from the states: they are consequences, and
-whatever a death left in them is forgotten. Sealing publishes a block only after its bytes were written, so what stays
-is right.
+Nobody holds anything any more. A block whose chain of parents is broken, or whose key another block has, goes as well. Child
+counts, free bitmap, index, slots and header words are then made anew from the states: they are consequences, and whatever
+is in them is forgotten. Sealing publishes a block only after its bytes were written, so what stays is right. Unlike
+reclaiming a slot it trusts no word but a state word.
 
-Limits: nobody else may have a slot; idempotent, so a death in the middle costs another run.
+Limits: nobody else may have the region open; idempotent, so a death in the middle costs another run.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from kvpool.control import Control
-from kvpool.index import PrefixIndex
+from kvpool.layout import HEADER_WORDS, SLOT_WORD_COUNT, SLOT_WORDS, SLOTS, WINDOW
 from kvpool.words import EVICTING, FREE, GENERATION_MASK, GENERATION_SHIFT, INDEXED, STATE_MASK
 
 
@@ -33,6 +34,7 @@ def recover(control: Control) -> int:
     before = state & np.uint64(STATE_MASK)
     generation = state >> np.uint64(GENERATION_SHIFT) & np.uint64(GENERATION_MASK)
     keep = _prefix_closed(control, (before == INDEXED) | (before == EVICTING))
+    index = _index_of(control, keep)
     free = before == FREE
     new_life = ~keep & ~free
     generation = generation + new_life & np.uint64(GENERATION_MASK)
@@ -48,8 +50,35 @@ def recover(control: Control) -> int:
     for block in np.flatnonzero(keep).tolist():
         bitmap[block >> 6] &= ~(1 << (block & 63))
     control.set_all_bits("dirty")
-    PrefixIndex(control).rebuild()
+    control.array("index")[:] = index
+    for slot in range(SLOTS):
+        control.slots[slot * SLOT_WORD_COUNT + SLOT_WORDS["pid"]] = 0
+    for name in ("slots_used", "demand", "recount"):
+        control.header[HEADER_WORDS[name]] = 0
     return changed
+
+
+def _index_of(control: Control, keep: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
+    """Returns an index of the blocks in `keep`. Takes those out of `keep` that do not get a place: a key that is there
+    already, a full window; and what is below them.
+    """
+    mask = control.layout.index_entries - 1
+    entries = np.zeros(mask + 1, np.uint64)
+    keys, parent = control.array("key"), control.array("parent")
+    seen: set[bytes] = set()
+    depth = parent >> np.uint64(32)
+    for block in sorted(np.flatnonzero(keep).tolist(), key=lambda block: int(depth[block])):
+        above = int(parent[block] & np.uint64(0xFFFFFFFF)) - 1
+        key = control.key(block)
+        home = int(keys[block, 0]) & mask
+        places = (place for step in range(WINDOW) if not entries[place := home + step & mask])
+        place = next(places, -1)
+        if key in seen or place < 0 or (above >= 0 and not keep[above]):
+            keep[block] = False
+            continue
+        seen.add(key)
+        entries[place] = np.uint64((int(keys[block, 1]) & 0xFFFFFFFF) << 32 | block + 1)
+    return entries
 
 
 def _prefix_closed(

@@ -10,11 +10,11 @@
     SEALED    complete and immutable, but not in the index
     INDEXED   sealed and matchable; the only state that several requests may share
     EVICTING  its owner slot wants it; anyone may still object by holding it, and it goes back to INDEXED
-    FREEING   past the point of no return: about to leave the index
+    FREEING   past the point of no return: about to leave the index, for FREE or straight into its owner's hands
 
 Whatever was known about a block dies with its generation: it rises whenever a block's content is given up, that is on
-every way into FREE and on every way into LOCAL except the one from FREE. A reader that remembers (block, generation)
-can tell a block from its next life.
+every way into FREE, and on every way into LOCAL or MUTABLE except the ones from FREE and LOCAL. A reader that remembers
+(block, generation) can tell a block from its next life.
 
 Limits: 255 owners (64 used), 2^47 generations (at a million reuses of one block a second, four years).
 """
@@ -57,13 +57,20 @@ LEGAL: Final[dict[int, frozenset[int]]] = {
     SEALED: frozenset({INDEXED, LOCAL, FREE}),
     INDEXED: frozenset({EVICTING}),
     EVICTING: frozenset({INDEXED, FREEING}),
-    FREEING: frozenset({FREE}),
+    FREEING: frozenset({FREE, MUTABLE}),
 }
 """Which state may follow which. Everything else is a bug of ours."""
 
 _BUMPS: Final = frozenset(
-    (before, after) for before, allowed in LEGAL.items() for after in allowed & {FREE, LOCAL} if before != FREE
+    (before, after)
+    for before, allowed in LEGAL.items()
+    for after in allowed & {FREE, LOCAL, MUTABLE}
+    if before != FREE and (before, after) != (LOCAL, MUTABLE)
 )
+DEPTH_SHIFT: Final = 32
+PARENT_MASK: Final = 0xFFFFFFFF
+"""Of a parent word: its depth above, parent block + 1 below."""
+
 # (before << 8 | after) -> what to add to the generation field; a missing pair is illegal.
 _STEP: Final[dict[int, int]] = {
     before << 8 | after: (1 if (before, after) in _BUMPS else 0)

@@ -12,8 +12,10 @@ Without a report all bookings count. A request whose first token has come owes n
 request that decodes.
 
 The keys of a booked prompt are promised: the replica has them or is about to compute them, and a later request with
-the same prefix waits for them there instead of computing them again. Every prompt holds all keys before each of its keys, so
-the set of promised keys is prefix-closed, and the longest promised prefix is a binary search.
+the same prefix waits for them there instead of computing them again. They are promised by that replica alone, also where others
+share its pool: those have a block once it is sealed, and do not wait for one that is being computed. Every prompt holds
+all keys before each of its keys, so the set of promised keys is prefix-closed, and the longest promised prefix is a binary
+search.
 
 Memory is bounded by the requests in flight. Costs: booking and releasing take a fraction of a microsecond per key, the
 queries a few microseconds per replica. Not thread-safe: the owner holds a lock.

@@ -1,12 +1,17 @@
 """From what is known of the candidates to a decision.
 
-By policy: each candidate's pool is found by the replica ids of its heartbeats. Its load is the pool's last heartbeat plus the
-bookings that this heartbeat cannot contain; what it has cached of the prompt is the longer of what the directory says
-and what prompts booked there promise. The policy ranks; candidates that no live pool speaks for come last.
+By policy: each candidate's pool is found by the replica ids of its heartbeats. Its load is its own part of the pool's last
+heartbeat plus the bookings that this heartbeat cannot contain; what it has cached of the prompt is the longer of what the
+directory says of the pool and what prompts booked at the candidate itself promise. The policy ranks; candidates that no live pool
+speaks for come last.
+
+Replicas that share a pool have the same blocks cached, so among them load decides. A prompt on its way to one of them promises
+nothing to the others: a replica waits for a block that it computes itself, but what another computes it has only once that is
+sealed, and then the directory says so.
 
 By load, the fallback: least booked work first, a request counting as one token; chance among equals.
 
-Limits: the load of a pool that several replicas share is taken to be spread evenly over them.
+Limits: what several replicas share counts as free for each of them.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvpool.directory.messages import ReplicaLoad
 from router.decision import RouteDecision
 from router.mirror import Mirror, PoolView
 from router.policy import decide
@@ -38,6 +44,13 @@ class Booked(NamedTuple):
 
 AskBookings = Callable[[Sequence[str], Sequence[float | None], Sequence[bytes]], list[Booked]]
 """(replicas, when the report of each arrived (None: no report), keys of the prompt) -> one `Booked` each."""
+
+
+class Home(NamedTuple):
+    """Where a replica lives: its pool, and what the pool's last heartbeat tells of the replica itself."""
+
+    pool: PoolView
+    load: ReplicaLoad
 
 
 class Chooser:
@@ -87,38 +100,37 @@ class Chooser:
         order = tuple(sorted(range(len(load)), key=lambda index: (load[index], chance[index])))
         return RouteDecision("least_load", "fallback", reason, view, order, np.array(load, np.float64), {})
 
-    def _homes(self, now: float) -> dict[str, PoolView]:
+    def _homes(self, now: float) -> dict[str, Home]:
         """Returns the live pool of every replica; where two claim one, the one heard last."""
-        homes: dict[str, PoolView] = {}
+        homes: dict[str, Home] = {}
         if self._mirror is not None:
             for pool in self._mirror.pools(now):
-                for replica_id in pool.replica_ids:
-                    known = homes.get(replica_id)
-                    if known is None or pool.age_s < known.age_s:
-                        homes[replica_id] = pool
+                for load in pool.replicas:
+                    known = homes.get(load.replica_id)
+                    if known is None or pool.age_s < known.pool.age_s:
+                        homes[load.replica_id] = Home(pool, load)
         return homes
 
     def _view(
-        self, request: RouteRequest, keys: Sequence[bytes], replica_ids: list[str], pools: list[PoolView], now: float
+        self, request: RouteRequest, keys: Sequence[bytes], replica_ids: list[str], homes: list[Home], now: float
     ) -> View:
         assert self._mirror is not None
         held = self._mirror.match(keys)
-        booked = self._booked(replica_ids, [now - pool.load_age_s for pool in pools], keys)
+        booked = self._booked(replica_ids, [now - home.pool.load_age_s for home in homes], keys)
         # The last prompt token is computed in any case, because its logits are needed: no replica finds a whole prompt.
         most = max(0, request.prompt_tokens - 1)
         cached, queued, running = [], [], []
-        for pool, one in zip(pools, booked, strict=True):
-            share = max(1, len(pool.replica_ids))
+        for (pool, load), one in zip(homes, booked, strict=True):
             cached.append(min(most, self._block_tokens * max(held.get(pool.pool, 0), one.promised_blocks)))
-            queued.append(pool.load.queued_prefill_tokens // share + one.tokens)
-            running.append(pool.load.running // share + one.requests)
+            queued.append(load.queued_prefill_tokens + one.tokens)
+            running.append(load.running + one.requests)
         return View(
             replica_ids,
             np.array(cached, np.int64),
             np.array(queued, np.int64),
             np.array(running, np.int64),
-            np.array([pool.load.free_blocks * self._block_tokens for pool in pools], np.int64),
-            np.array([pool.load.prefill_tokens_per_s for pool in pools], np.float64),
+            np.array([home.pool.free_blocks * self._block_tokens for home in homes], np.int64),
+            np.array([home.load.prefill_tokens_per_s for home in homes], np.float64),
         )
 
     def _with_last(self, decision: RouteDecision, replica_ids: list[str]) -> RouteDecision:

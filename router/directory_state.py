@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Final, Literal, get_args
 
 from router.mirror import Mirror, PoolView
@@ -87,10 +88,7 @@ def _told(view: PoolView) -> dict[str, Any]:
         "key_blocks": view.key_blocks,
         "seq": view.seq,
         "age_s": view.age_s,
+        "free_blocks": view.free_blocks,
         "replica_ids": list(view.replica_ids),
-        "queued_prefill_tokens": view.load.queued_prefill_tokens,
-        "running": view.load.running,
-        "waiting": view.load.waiting,
-        "free_blocks": view.load.free_blocks,
-        "prefill_tokens_per_s": view.load.prefill_tokens_per_s,
+        "replicas": [asdict(one) for one in view.replicas],
     }

@@ -1,11 +1,12 @@
-"""A process's copy of the directory: which pool holds which keys, how busy it is, and how sure that is.
+"""A process's copy of the directory: which pool holds which keys, how busy its replicas are, and how sure that is.
 
 One thread (the follower) writes, any number read. A pool's keys are a set. It is `whole` while every batch since its
 snapshot arrived in order and the digest after each was right; when one is missing, or a digest differs, its keys are
 dropped at once, and `wants_snapshot` says that it needs a new one. Entries that were seen before change nothing.
 
-Another writer of a pool (other incarnation or epoch) means that what was known about it is worthless: dropped at once. In
-the log the later writer is the right one, because the fence lets nobody else write after it.
+Another writer of a pool (other incarnation or epoch) means that the keys known of it are worthless: dropped at once. In
+the log the later writer is the right one, because the fence lets nobody else write after it. What is known of the replicas' load
+stays with the region: it outlives a publisher, which another process may have replaced, and ends with the incarnation.
 
 Signs of life are entries that arrive for the first time. One late heartbeat (`suspect_s`) makes a pool suspect; after its
 lease it is no longer in the view, though its keys are kept: a pool that was only paused is back with its next heartbeat,
@@ -34,7 +35,7 @@ from typing import Literal
 from kvpool.directory.backend import LogEntry, PoolInfo, StoredSnapshot
 from kvpool.directory.digest import changed, digest_of
 from kvpool.directory.errors import MalformedEntry
-from kvpool.directory.messages import Batch, Gone, Heartbeat, Load, Message, Writer, split_keys
+from kvpool.directory.messages import Batch, Gone, Heartbeat, Message, ReplicaLoad, Writer, split_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,8 @@ class MirrorLimits:
 class PoolView:
     """One pool as the router sees it. `whole` false: its keys are not known just now, its load is.
 
-    `age_s`: since its last sign of life. `load_age_s`: since the heartbeat that brought `load`; infinite until there was one
-    (`load` is all zeros then). A new epoch of the same region keeps both, as it keeps `load`.
+    `age_s`: since its last sign of life. `load_age_s`: since the heartbeat that brought `free_blocks` and `replicas`; infinite
+    until there was one (both are empty then). A new epoch of the same region keeps all three.
     """
 
     pool: str
@@ -62,13 +63,18 @@ class PoolView:
     epoch: int
     state: Literal["live", "suspect"]
     whole: bool
-    load: Load
-    replica_ids: tuple[str, ...]
+    free_blocks: int
+    replicas: tuple[ReplicaLoad, ...]
     seq: int
     key_blocks: int
     age_s: float
     load_age_s: float
     lease_s: float
+
+    @property
+    def replica_ids(self) -> tuple[str, ...]:
+        """Those that share the pool."""
+        return tuple(one.replica_id for one in self.replicas)
 
 
 @dataclass(slots=True)
@@ -83,9 +89,9 @@ class _Pool:
     at: int = 0  # entries up to here are in the snapshot
     heard_at: float | None = None
     heard_position: int = 0
-    load: Load = field(default_factory=Load)
+    free_blocks: int = 0
+    replicas: tuple[ReplicaLoad, ...] = ()
     load_at: float = -math.inf
-    replica_ids: tuple[str, ...] = ()
     retry_at: float = 0.0
     pause_s: float = 0.0
 
@@ -129,8 +135,8 @@ class Mirror:
                     epoch=pool.writer.epoch,
                     state="suspect" if age_s > self._limits.suspect_s else "live",
                     whole=pool.whole,
-                    load=pool.load,
-                    replica_ids=pool.replica_ids,
+                    free_blocks=pool.free_blocks,
+                    replicas=pool.replicas,
                     seq=pool.seq,
                     key_blocks=len(pool.keys),
                     age_s=age_s,
@@ -238,8 +244,8 @@ class Mirror:
         pool.heard_at = now
         if isinstance(message, Heartbeat) and position > pool.heard_position:
             pool.heard_position = position
-            pool.load, pool.replica_ids, pool.lease_s = message.load, message.replica_ids, message.lease_s
-            pool.load_at = now
+            pool.free_blocks, pool.replicas, pool.load_at = message.free_blocks, message.replicas, now
+            pool.lease_s = message.lease_s
 
     def _follow(self, pool: _Pool, message: Message, now: float) -> None:
         """Brings the keys of a whole pool in step with a batch or heartbeat of its writer."""
@@ -286,8 +292,8 @@ class Mirror:
             return None
         pool = _Pool(writer, self._default_lease_s, now)
         if known is not None and known.writer.incarnation == writer.incarnation:
-            pool.load, pool.replica_ids, pool.lease_s = known.load, known.replica_ids, known.lease_s
-            pool.load_at = known.load_at
+            pool.free_blocks, pool.replicas, pool.load_at = known.free_blocks, known.replicas, known.load_at
+            pool.lease_s = known.lease_s
         self._pools = {**self._pools, writer.pool: pool}
         return pool
 

@@ -38,7 +38,7 @@ def debug_router(edge: Edge) -> APIRouter:
 
     @router.get("/debug/directory", response_model=None, include_in_schema=False)
     async def debug_directory(request: Request) -> Response:
-        """One record per pool: what is missing, and what is there that should not be."""
+        """One record per replica, of its pool: what is missing, and what is there that should not be."""
         require_admin(request, edge.settings.admin_key)
         if directory_state(edge) in ("", "off"):
             raise ApiError(409, _NO_DIRECTORY, code="directory_not_configured")

@@ -179,7 +179,7 @@ def serving(
     command: Command, replicas: int, env: Mapping[str, str], limit_s: float, stop_s: float = STOP_S
 ) -> Iterator[Server]:
     """A server that is ready, for the body's time. Raises `ServeFailed` when it does not come up, or ended meanwhile."""
-    with tempfile.TemporaryDirectory(prefix="kvatlas-bench-") as directory, _signals_as_interrupts():
+    with tempfile.TemporaryDirectory(prefix="kvatlas-bench-") as directory, signals_as_interrupts():
         server = Server(command, env, Path(directory))
         try:
             server.start()
@@ -191,7 +191,7 @@ def serving(
 
 
 @contextlib.contextmanager
-def _signals_as_interrupts() -> Iterator[None]:
+def signals_as_interrupts() -> Iterator[None]:
     """While the body runs, SIGTERM and SIGHUP do what SIGINT does."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number, handler in before.items():

@@ -1,4 +1,7 @@
-"""`kvatlas bench serve`: load a running server, or a fresh one for each routing policy, and report."""
+"""`kvatlas bench serve`: load a running server, or a fresh one for each routing policy, and report.
+
+`kvatlas bench pool` is in `cluster/cli/bench_pool.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cluster import server_state
+from cluster.cli.bench_pool import pool
 from cluster.cli.flags import load_config
 from cluster.cli.output import complain, print_json, print_table
 from cluster.cli.serve import Settings
@@ -22,12 +26,13 @@ if TYPE_CHECKING:
 # Before the server's own limit counts, a model may have to be downloaded or converted.
 PREPARE_S = 600.0
 
-bench = typer.Typer(name="bench", help="Measure a server.", no_args_is_help=True)
+bench = typer.Typer(name="bench", help="Measure a server, or the pool.", no_args_is_help=True)
+bench.command()(pool)
 
 
 @bench.callback()
 def _bench() -> None:
-    """Measure a server."""
+    """Measure a server, or the pool."""
 
 
 @bench.command()

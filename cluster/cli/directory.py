@@ -58,14 +58,14 @@ def check(
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What the server found: a record per pool, or the problem that kept it from looking."""
+    """What the server found: a record per replica, of its pool, or the problem that kept it from looking."""
 
     pools: list[dict[str, Any]]
     problem: str = ""
 
     @property
     def differing(self) -> int:
-        """Keys missing or phantom, counted once for the directory and once for the mirror."""
+        """Keys missing or phantom, counted for each replica that has the pool, for the directory and for the mirror."""
         return sum(pool[name] for pool in self.pools for name in DIFFERENCES)
 
     @property
@@ -120,7 +120,7 @@ def _show(found: Comparison, within_s: float) -> None:
         return
     for pool in found.pools:
         if pool["examples"]:
-            say(f"pool {pool['pool']}, for example {' '.join(pool['examples'])}")
+            say(f"pool {_name(pool)}, for example {' '.join(pool['examples'])}")
     say(
         f"Differences remain after {within_s:g} s: what is missing is computed again, what is phantom misleads the router."
     )
@@ -128,4 +128,9 @@ def _show(found: Comparison, within_s: float) -> None:
 
 def _row(pool: dict[str, Any]) -> list[object]:
     counts = [f"{pool[name]:,}" for name in DIFFERENCES]
-    return [pool["pool"], pool["replica_id"] or "-", f"{pool['pool_blocks']:,}", *counts]
+    return [pool["pool"] or "-", pool["replica_id"] or "-", f"{pool['pool_blocks']:,}", *counts]
+
+
+def _name(pool: dict[str, Any]) -> str:
+    """What to call a pool that may not be in the directory."""
+    return pool["pool"] or f"of {pool['replica_id']}, which no pool in the directory names"

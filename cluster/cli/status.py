@@ -130,10 +130,15 @@ def _row(replica: dict[str, Any], routing: dict[str, Any]) -> list[object]:
 
 
 def _published(publisher: dict[str, Any]) -> str:
-    """Blocks in the directory, and the publisher's state where that is not the usual one; "-" without a directory."""
+    """Blocks in the directory, and the publisher's state where that is not the usual one; "-" without a directory.
+
+    Of the replicas that share a pool one publishes it; the others stand by.
+    """
     if not publisher:
         return "-"
     state = publisher.get("state", "unknown")
+    if state == "standby":
+        return "standby"
     return f"{publisher.get('published_blocks', 0):,}" + ("" if state == "open" else f" ({state})")
 
 

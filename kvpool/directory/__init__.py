@@ -21,7 +21,16 @@ from kvpool.directory.backend import (
     Tip,
 )
 from kvpool.directory.errors import DirectoryError, DirectoryUnavailable, LogGap, MalformedEntry, WriteRefused
-from kvpool.directory.messages import Batch, Gone, Heartbeat, Load, Message, Snapshot, Writer
+from kvpool.directory.messages import (
+    Batch,
+    Gone,
+    Heartbeat,
+    Message,
+    PoolLoad,
+    ReplicaLoad,
+    Snapshot,
+    Writer,
+)
 
 __all__ = [
     "Batch",
@@ -33,12 +42,13 @@ __all__ = [
     "DirectoryWriter",
     "Gone",
     "Heartbeat",
-    "Load",
     "LogEntry",
     "LogGap",
     "MalformedEntry",
     "Message",
     "PoolInfo",
+    "PoolLoad",
+    "ReplicaLoad",
     "Snapshot",
     "Space",
     "StoredSnapshot",

@@ -1,24 +1,21 @@
-"""Taking the dirty bits of a region: which blocks have changed since the last time.
+"""Taking the dirty bits of a region: which blocks came into the index, or left it, since the last time.
 
-Whoever changes a block's state word sets the block's dirty bit afterwards; the publisher is the only one that clears. Both
-run at the same time, without a lock:
+Whoever makes a block INDEXED, or ends that, sets the block's dirty bit afterwards. Any number of processes set, one clears: the
+one that publishes. All run at the same time, without a lock:
 
     setter   S1  state[b] = new word            taker   T1  bits = exchange(dirty[i], 0)
-             S2  old = dirty[i]                         T2  for each bit: read state[b]
-             S3  dirty[i] = old | bit
+             S2  dirty[i] |= bit, atomically            T2  for each bit: read state[b]
 
 - The word is cleared BEFORE the states are read. Were it the other way round, a change after the reading and before the
   clearing would lose its bit without having been seen.
-- T1 is one atomic exchange, so between reading and clearing there is no room: T1 after S3 has the bit, and T2 sees the new
-  word or a later one; T1 before S2 leaves the bit for the next taking.
-- T1 between S2 and S3: the setter, whose own steps are not one, writes bits back that were taken already. Those blocks are
-  looked at twice, which costs time and is right.
+- T1 and S2 are one atomic step each, so one is before the other: T1 after S2 has the bit, and T2 sees the new word or a
+  later one; T1 before S2 leaves the bit for the next taking. Setters do not lose each other's bits either.
 
-So no bit gets lost while one process (serialised by the pool's lock) sets them. Two that set without an atomic `or` could
-lose each other's bits, and so could a death between S1 and S3: the publisher's comparison of all words, every few hundred
-milliseconds, is there for those.
+So a bit gets lost only by a death: of a setter between S1 and S2, or of the taker after T1. For those there is the
+publisher's comparison of all words, at its beginning and every few hundred milliseconds.
 
-Limits: the first call compiles, about a second, unless numba's cache has it. `dirty` must be 8-byte aligned u64.
+Limits: a second taker would keep from the first what it takes. The first call compiles, about a second, unless numba's cache
+has it. `dirty` must be 8-byte aligned u64.
 """
 
 from __future__ import annotations

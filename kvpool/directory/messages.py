@@ -10,6 +10,8 @@ constructing a message that breaks one raises ValueError.
 
 Bounds: names of 128 characters, 512 keys each way in a batch, 256 replicas, numbers below 2^53 (a Lua script compares
 them), 2^26 keys in a snapshot (1 GiB).
+
+A pool may be shared by several replicas, so a heartbeat tells what is free in the pool once, and how busy each replica is.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ import msgpack
 from kvpool.directory.errors import MalformedEntry
 from kvpool.keys import KEY_BYTES
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_BATCH_KEYS: Final = 512
 MAX_SNAPSHOT_KEYS: Final = 1 << 26
 MAX_NAME_LENGTH: Final = 128
 MAX_REPLICAS: Final = 256
 MAX_NUMBER: Final = (1 << 53) - 1
-MAX_ENTRY_BYTES: Final = 2 * KEY_BYTES * MAX_BATCH_KEYS + 4 * MAX_NAME_LENGTH * MAX_REPLICAS
+MAX_ENTRY_BYTES: Final = 2 * KEY_BYTES * MAX_BATCH_KEYS + (4 * MAX_NAME_LENGTH + 64) * MAX_REPLICAS
 
 _BATCH, _HEARTBEAT, _GONE, _SNAPSHOT = range(1, 5)
 
@@ -50,19 +52,31 @@ class Writer:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """How busy the replicas of a pool are together. `free_blocks` hold nothing; the rate is measured."""
+class ReplicaLoad:
+    """How busy one replica is: prompt tokens it has yet to compute, requests that decode and that wait; the rate is measured."""
 
+    replica_id: str
     queued_prefill_tokens: int = 0
     running: int = 0
     waiting: int = 0
-    free_blocks: int = 0
     prefill_tokens_per_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("queued_prefill_tokens", "running", "waiting", "free_blocks"):
+        check_name(self.replica_id)
+        for name in ("queued_prefill_tokens", "running", "waiting"):
             _integer(name, getattr(self, name), MAX_NUMBER)
         _number("prefill_tokens_per_s", self.prefill_tokens_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLoad:
+    """What a heartbeat tells of a pool: blocks that hold nothing, and each of the replicas that share it."""
+
+    free_blocks: int = 0
+    replicas: tuple[ReplicaLoad, ...] = ()
+
+    def __post_init__(self) -> None:
+        _loaded(self.free_blocks, self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +103,13 @@ class Heartbeat:
     seq: int
     digest: int
     lease_s: float
-    load: Load
-    replica_ids: tuple[str, ...]
+    free_blocks: int
+    replicas: tuple[ReplicaLoad, ...]
 
     def __post_init__(self) -> None:
         _numbered(self.seq, self.digest)
         _number("lease_s", self.lease_s)
-        if not isinstance(self.replica_ids, tuple) or len(self.replica_ids) > MAX_REPLICAS:
-            raise ValueError(f"replica_ids is a tuple of up to {MAX_REPLICAS} names, got {self.replica_ids!r:.60}")
-        for name in self.replica_ids:
-            check_name(name)
+        _loaded(self.free_blocks, self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,20 +147,11 @@ def encode(message: Message) -> bytes:
     if isinstance(message, Batch):
         return _pack((*head, message.digest, message.removed, message.added))
     if isinstance(message, Heartbeat):
-        load = message.load
-        return _pack(
-            (
-                *head,
-                message.digest,
-                message.lease_s,
-                load.queued_prefill_tokens,
-                load.running,
-                load.waiting,
-                load.free_blocks,
-                load.prefill_tokens_per_s,
-                message.replica_ids,
-            )
-        )
+        replicas = [
+            (one.replica_id, one.queued_prefill_tokens, one.running, one.waiting, one.prefill_tokens_per_s)
+            for one in message.replicas
+        ]
+        return _pack((*head, message.digest, message.lease_s, message.free_blocks, replicas))
     return _pack(head)
 
 
@@ -161,8 +163,8 @@ def decode(data: bytes) -> Message:
             seq, digest, removed, added = fields
             return Batch(writer, seq, removed, added, digest)
         if kind == _HEARTBEAT:
-            seq, digest, lease_s, queued, running, waiting, free, rate, replica_ids = fields
-            return Heartbeat(writer, seq, digest, lease_s, Load(queued, running, waiting, free, rate), replica_ids)
+            seq, digest, lease_s, free_blocks, replicas = fields
+            return Heartbeat(writer, seq, digest, lease_s, free_blocks, _replicas(replicas))
         if kind == _GONE:
             (seq,) = fields
             return Gone(writer, seq)
@@ -223,6 +225,29 @@ def _unpack(data: bytes) -> tuple[object, Writer, tuple[Any, ...]]:
         return fields[1], Writer(fields[2], fields[3], fields[4]), fields[5:]
     except (ValueError, RecursionError) as error:
         raise MalformedEntry(f"an entry of {len(data)} bytes is malformed: {error}") from None
+
+
+def _replicas(records: object) -> tuple[ReplicaLoad, ...]:
+    """Returns the loads in a heartbeat's last field. Raises ValueError."""
+    if not isinstance(records, tuple) or len(records) > MAX_REPLICAS:
+        raise ValueError(f"the replicas of a heartbeat are an array of up to {MAX_REPLICAS}, got {records!r:.60}")
+    loads = []
+    for record in records:
+        if not isinstance(record, tuple) or len(record) != 5:
+            raise ValueError(f"a replica of a heartbeat is an array of 5, got {record!r:.60}")
+        loads.append(ReplicaLoad(*record))
+    return tuple(loads)
+
+
+def _loaded(free_blocks: object, replicas: object) -> None:
+    _integer("free_blocks", free_blocks, MAX_NUMBER)
+    if not isinstance(replicas, tuple) or len(replicas) > MAX_REPLICAS:
+        raise ValueError(f"replicas is a tuple of up to {MAX_REPLICAS} loads, got {replicas!r:.60}")
+    for one in replicas:
+        if not isinstance(one, ReplicaLoad):
+            raise ValueError(f"replicas is a tuple of ReplicaLoad, got {one!r:.60} in it")
+    if len({one.replica_id for one in replicas}) < len(replicas):
+        raise ValueError("a replica is in replicas twice: name each once")
 
 
 def _numbered(seq: object, digest: object) -> None:

@@ -10,11 +10,19 @@ was done does not matter); the shadow goes on following the region, which costs 
 with growing pauses. So an outage ends with a snapshot, and it makes no difference whether Redis came back empty or with
 old data. The same when the directory says that it does not know this pool, or expected another number.
 
-When it says that another writer has the fence, this publisher is over: it says so once (`on_fence_lost`) and never writes
-again. Whether it may take a fence at all is asked before each session (`may_open`).
+One process at a time publishes a region that several share: whoever has the role, which `may_open` tells. It is asked at every
+step outside of a session. Without the role a publisher stands by: it neither looks at the region, whose dirty bits are for the
+one who publishes, nor speaks to the directory, and holds no memory. When it gets the role it begins anew: it looks at all
+blocks, several steps long where there are many, and then opens a session.
+
+When the directory says that another writer has the fence, this publisher is over: it says so once (`on_fence_lost`), looks at
+nothing and never writes again. One exception: the other published the same life of the region, and yet the role is ours. Then
+the directory came back with old data, and the answer is a new session.
 
 Limits: load changes are sent at most every `load_s`; the callables must be quick and are called in the publisher's thread.
-A step blocks while the directory does, at most the backend's time-out for each call.
+A step blocks while the directory does, at most the backend's time-out for each call. A publisher that was stopped in a
+session, and goes on after another took its role, takes dirty bits until its next write is refused, at most for `heartbeat_s`:
+what they stood for is found by the other's next look at all words.
 """
 
 from __future__ import annotations
@@ -22,9 +30,9 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from kvpool.control import Control
 from kvpool.directory.backend import Bounds, DirectoryWriter
@@ -35,8 +43,8 @@ from kvpool.directory.messages import (
     Batch,
     Gone,
     Heartbeat,
-    Load,
     Message,
+    PoolLoad,
     Snapshot,
     Writer,
 )
@@ -44,7 +52,11 @@ from kvpool.directory.shadow import Changes, Shadow
 
 _log = logging.getLogger(__name__)
 
-State = Literal["waiting", "open", "lost", "closed"]
+State = Literal["standby", "waiting", "open", "lost", "closed"]
+"""Another one publishes; this one would, but has no session; it does; its fence is another's; it has ended."""
+
+_CATCH_UP_BATCHES: Final = 8
+"""How many batches' worth of changes a step looks at when they need not be sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +80,10 @@ class PublisherSettings:
 
 @dataclass(frozen=True, slots=True)
 class PublisherStats:
-    """Counters since the start, and the present. `lag_s`: for how long the directory has not been in step."""
+    """Counters since the start, and the present.
+
+    `lag_s`: for how long the directory has not been in step; 0 while another one publishes, as are `published_blocks`.
+    """
 
     state: State
     epoch: int
@@ -95,8 +110,7 @@ class Publisher:
         incarnation: int,
         writer: DirectoryWriter,
         *,
-        load: Callable[[], Load],
-        replica_ids: Callable[[], Sequence[str]],
+        load: Callable[[], PoolLoad],
         clock: Callable[[], float],
         rng: random.Random,
         settings: PublisherSettings | None = None,
@@ -105,11 +119,12 @@ class Publisher:
         on_fence_lost: Callable[[WriteRefused], None] = lambda refused: None,
     ) -> None:
         """`control` is a window of its own on the region, `bounds` those of the directory; `writer` stays the
-        caller's to close.
+        caller's to close. `load` tells of all replicas that share the pool; `may_open` takes the role if it is free, and says
+        whether this process has it.
         """
+        self._control = control
         self._writer = writer
         self._load = load
-        self._replica_ids = replica_ids
         self._clock = clock
         self._rng = rng
         self._settings = settings or PublisherSettings()
@@ -127,7 +142,7 @@ class Publisher:
         self._tail_keys = 0
         self._next_full = self._retry_at = self._behind_since = clock()
         self._pause_s = self._settings.first_retry_s
-        self._sent: Heartbeat | None = None
+        self._sent: PoolLoad | None = None
         self._sent_at = 0.0
         self._counts: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
@@ -135,23 +150,27 @@ class Publisher:
     def step(self) -> bool:
         """Looks, and sends what is due. Returns whether something changed; never raises what a directory raises."""
         now = self._clock()
+        if self._state in ("lost", "closed") or (self._state != "open" and not self._has_role(now)):
+            return False
         everything = now >= self._next_full
         if everything:
             self._next_full = now + self._settings.full_scan_s
-        changes = self._shadow.scan(everything, self._settings.batch_keys)
+        limit = self._settings.batch_keys * (1 if self._state == "open" else _CATCH_UP_BATCHES)
+        changes = self._shadow.scan(everything, limit)
         try:
             if self._state == "open":
                 self._send(changes)
                 self._send_heartbeat(now)
                 self._renew_snapshot(now)
-            elif self._state == "waiting" and now >= self._retry_at and self._may_open():
+            elif now >= self._retry_at and len(changes.removed) + len(changes.added) < limit:
                 self._open(now)
         except DirectoryUnavailable as error:
             self._interrupt(now, error)
         except WriteRefused as refused:
             self._refused[refused.reason] += 1
-            if refused.fence_lost:
+            if refused.fence_lost and not (refused.reason == "epoch" and self._may_open()):
                 self._state = "lost"
+                self._shadow = Shadow(self._control)  # nothing is read by it; the old one's memory is given back
                 _log.error("pool %s is no longer ours to publish: %s", self._who.pool, refused)
                 self._on_fence_lost(refused)
             else:
@@ -159,6 +178,11 @@ class Publisher:
         if self._state == "open" and not self._shadow.pending:
             self._behind_since = self._clock()
         return bool(changes) or self._shadow.pending > 0
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether another one publishes; stepping this one now and then is enough."""
+        return self._state == "standby"
 
     def close(self, goodbye: bool = True) -> None:
         """Ends the session; with `goodbye` the pool leaves the directory now, not when its lease ends. Idempotent."""
@@ -187,6 +211,20 @@ class Publisher:
             refused=dict(self._refused),
             lag_s=max(0.0, self._clock() - self._behind_since),
         )
+
+    def _has_role(self, now: float) -> bool:
+        """Whether this one may open a session. Stands by without the role; with it again, all is looked at anew."""
+        if self._may_open():
+            if self._state == "standby":
+                self._state = "waiting"
+                self._next_full = self._retry_at = now
+                self._pause_s = self._settings.first_retry_s
+            return True
+        if self._state != "standby":
+            self._state = "standby"
+            self._shadow = Shadow(self._control)
+        self._behind_since = now
+        return False
 
     def _open(self, now: float) -> None:
         """Begins a session with a fresh epoch and all that is published now."""
@@ -235,12 +273,11 @@ class Publisher:
         due = self._sent is None or now - self._sent_at >= self._settings.heartbeat_s
         if not due and now - self._sent_at < self._settings.load_s:
             return
-        replica_ids = tuple(self._replica_ids())
-        heartbeat = Heartbeat(self._who, self._seq, self._digest, self._settings.lease_s, self._load(), replica_ids)
-        sent = self._sent
-        if due or sent is None or (sent.load, sent.replica_ids) != (heartbeat.load, replica_ids):
-            self._write(heartbeat)
-            self._sent, self._sent_at = heartbeat, now
+        load = self._load()
+        if due or load != self._sent:
+            lease_s = self._settings.lease_s
+            self._write(Heartbeat(self._who, self._seq, self._digest, lease_s, load.free_blocks, load.replicas))
+            self._sent, self._sent_at = load, now
             self._counts["heartbeats"] += 1
 
     def _renew_snapshot(self, now: float) -> None:

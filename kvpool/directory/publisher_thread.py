@@ -1,7 +1,8 @@
 """The thread that steps a publisher: every few milliseconds while the pool changes, less often while it does not.
 
 After a step that changed something it waits `shortest_s`; each idle step doubles the wait, up to `longest_s`, so an idle
-pool costs about a hundred short wake-ups a second and a first change waits that long at most.
+pool costs about a hundred short wake-ups a second and a first change waits that long at most. While another process
+publishes the region it waits `standby_s`, which is then how long the pool has no publisher after that process died.
 
 An exception that is nobody's (a bug, a closed region) ends the thread; it is logged, kept in `failure`, and told to
 `on_failure`. The pool is then missing from the directory as soon as its lease ends, and serving goes on without.
@@ -36,6 +37,7 @@ class PublisherThread:
         *,
         shortest_s: float = 0.003,
         longest_s: float = 0.010,
+        standby_s: float = 0.03,
         on_failure: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         self.failure: BaseException | None = None
@@ -44,6 +46,7 @@ class PublisherThread:
         self._control = control
         self._shortest_s = shortest_s
         self._longest_s = longest_s
+        self._standby_s = standby_s
         self._on_failure = on_failure
         self._stop = threading.Event()
         self._goodbye = True
@@ -70,6 +73,8 @@ class PublisherThread:
             wait_s = self._shortest_s
             while not self._stop.wait(wait_s):
                 wait_s = self._shortest_s if self._publisher.step() else min(2 * wait_s, self._longest_s)
+                if self._publisher.stands_by:
+                    wait_s = self._standby_s
             self._publisher.close(self._goodbye)
         except BaseException as error:
             self.failure = error

@@ -1,8 +1,9 @@
 """What a pool should show to others: its indexed keys, followed by looking at the region's words.
 
-The shadow keeps, for each block, the state word it last dealt with, and the published set: key, life (generation) and
-parent of every block that is listed. `scan` looks at blocks whose dirty bit was set (`dirty.py`), or at all whose word
-differs, and returns the difference as keys to remove and to add.
+The shadow keeps the published set: key, life (generation) and parent of every block that is listed, and the lives once more
+as an array. `scan` looks at blocks whose dirty bit was set (`dirty.py`), or at all that are not listed in the life they have
+now, or listed and not in it any more, and returns the difference as keys to remove and to add. What happens to a block before it
+is INDEXED and after it has left costs nothing.
 
 Withdrawing. A block whose life ended, or that is past EVICTING, leaves the set, and whatever was published below it leaves
 first. (The pool evicts leaves only, so those are gone too; the scan may just not have come to them.) EVICTING itself may
@@ -11,8 +12,8 @@ still be taken back: nothing is decided.
 Publishing. An INDEXED block is added after its parent, which is looked at in turn if it is not published in its present
 life. The reads need no lock, because they are checked: the words of the chain are read from the child up to the first
 published ancestor, and then the child's word again. If the child is INDEXED in the same life before and after, its
-ancestors were INDEXED all the time between (a parent with an indexed child cannot be evicted), so what was read there was
-right. Otherwise the block waits for the next scan.
+ancestors were in one life all the time between (somebody may try to evict a parent with an indexed child, and has to take it
+back), so what was read there was right. Otherwise the block waits for the next scan.
 
 So the set is prefix-closed after every single step, and its insertion order has parents before children.
 
@@ -23,15 +24,18 @@ on with the rest next time. One thread.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
+from numba import njit
 
 from kvpool.control import Control
 from kvpool.directory import dirty
-from kvpool.eviction import DEPTH_SHIFT, PARENT_MASK
-from kvpool.words import EVICTING, GENERATION_SHIFT, INDEXED, STATE_MASK
+from kvpool.words import DEPTH_SHIFT, EVICTING, GENERATION_SHIFT, INDEXED, PARENT_MASK, STATE_MASK
 
-NO_BLOCK = -1
+NO_BLOCK: Final = -1
+NOT_LISTED: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +52,17 @@ class Changes:
 @dataclass(frozen=True, slots=True)
 class _Listed:
     key: bytes
-    life: int
+    life: int  # as `_life` has it
     parent: int
 
 
 class Shadow:
-    """Follows the region behind `control`, whose dirty bits it consumes."""
+    """Follows the region behind `control`, whose dirty bits it consumes: one shadow at a time for each region."""
 
     def __init__(self, control: Control) -> None:
-        blocks = control.layout.capacity_blocks
+        blocks = len(control.state)
         self._control = control
-        self._seen = np.zeros(blocks, dtype=np.uint64)  # 0 is no state: every block counts as changed
+        self._seen = np.zeros(blocks, dtype=np.uint64)  # the life in which each block is listed, or NOT_LISTED
         self._room = np.empty(blocks, dtype=np.int64)
         self._listed: dict[int, _Listed] = {}
         self._children: dict[int, set[int]] = {}
@@ -81,11 +85,15 @@ class Shadow:
         return b"".join(self._block_of)
 
     def scan(self, everything: bool, limit: int) -> Changes:
-        """Looks at what changed (`everything`: compares all words), up to about `limit` changes; returns them."""
+        """Looks at what changed (`everything`: compares all words), up to about `limit` changes; returns them.
+
+        Fewer than `limit` changes: it came to the end of what it knew to be changed.
+        """
         pending = self._pending
         pending.update(dirty.take(self._control.array("dirty"), self._room))
         if everything:
-            pending.update(np.flatnonzero(self._control.array("state") != self._seen).tolist())
+            differing = _compare(self._control.array("state"), self._seen, self._room, *_FORM)
+            pending.update(self._room[:differing].tolist())
         again = []
         while pending and len(self._added) + len(self._removed) < limit:
             block = pending.pop()
@@ -99,15 +107,11 @@ class Shadow:
     def _look(self, block: int) -> bool:
         """Brings the set in step with `block`; False when it was moving and must be looked at again."""
         word = self._control.state[block]
-        state, life = word & STATE_MASK, word >> GENERATION_SHIFT
         listed = self._listed.get(block)
-        if listed is not None and (listed.life != life or state not in (INDEXED, EVICTING)):
+        if listed is not None and listed.life != _life(word):
             self._withdraw(block)
             listed = None
-        if state == INDEXED and listed is None and not self._publish(block):
-            return False
-        self._seen[block] = word
-        return True
+        return listed is not None or word & STATE_MASK != INDEXED or self._publish(block)
 
     def _publish(self, block: int) -> bool:
         """Adds `block` after its ancestors; False, with nothing added, when the words moved while they were read."""
@@ -120,7 +124,7 @@ class Shadow:
             parent, depth = (link & PARENT_MASK) - 1, link >> DEPTH_SHIFT
             if now & STATE_MASK != INDEXED or (parent == NO_BLOCK) != (depth == 0) or parent >= len(state):
                 return False
-            chain.append((top, _Listed(self._control.key(top), now >> GENERATION_SHIFT, parent)))
+            chain.append((top, _Listed(self._control.key(top), _life(now), parent)))
             if parent == NO_BLOCK or self._is_current(parent):
                 break
             if self._control.parent[parent] >> DEPTH_SHIFT != depth - 1:
@@ -138,8 +142,7 @@ class Shadow:
     def _is_current(self, block: int) -> bool:
         """Whether `block` is published in the life it has now."""
         listed = self._listed.get(block)
-        word = self._control.state[block]
-        return listed is not None and listed.life == word >> GENERATION_SHIFT and word & STATE_MASK == INDEXED
+        return listed is not None and listed.life == _life(self._control.state[block])
 
     def _make_room(self, block: int, key: bytes) -> bool:
         """Withdraws what `block` was before, and the block that had `key` before; False if that one still lives."""
@@ -155,6 +158,7 @@ class Shadow:
 
     def _add(self, block: int, listed: _Listed) -> None:
         self._listed[block] = listed
+        self._seen[block] = listed.life
         self._block_of[listed.key] = block
         if listed.parent != NO_BLOCK:
             self._children.setdefault(listed.parent, set()).add(block)
@@ -167,6 +171,7 @@ class Shadow:
             below.extend(self._children.pop(member, ()))
         for member in reversed(below):
             listed = self._listed.pop(member)
+            self._seen[member] = NOT_LISTED
             siblings = self._children.get(listed.parent)
             if siblings is not None:
                 siblings.discard(member)
@@ -177,4 +182,36 @@ class Shadow:
                 del self._added[listed.key]
             else:
                 self._removed[listed.key] = None
-            self._seen[member] = 0
+
+
+def _life(word: int) -> int:
+    """The life of a block that may be listed, from its state word: never 0; NOT_LISTED where it may not be."""
+    return (word >> GENERATION_SHIFT) + 1 if word & STATE_MASK in (INDEXED, EVICTING) else NOT_LISTED
+
+
+# Handed over with each call, because numba's cache outlives a change of constants in another file.
+_FORM: Final = tuple(np.uint64(value) for value in (STATE_MASK, GENERATION_SHIFT, INDEXED, EVICTING))
+
+
+@njit(cache=True)
+def _compare(
+    words: npt.NDArray[np.uint64],
+    seen: npt.NDArray[np.uint64],
+    blocks: npt.NDArray[np.int64],
+    state_mask: np.uint64,
+    generation_shift: np.uint64,
+    indexed: np.uint64,
+    evicting: np.uint64,
+) -> int:
+    """Writes the blocks whose `_life` is not the one `seen` to `blocks`; returns how many. Each is looked at again."""
+    count = 0
+    for block in range(len(words)):
+        word = words[block]
+        state = word & state_mask
+        life = np.uint64(0)
+        if state in (indexed, evicting):
+            life = (word >> generation_shift) + np.uint64(1)
+        if life != seen[block]:
+            blocks[count] = block
+            count += 1
+    return count

@@ -30,6 +30,11 @@ def test_the_default_is_an_even_share_of_half_of_what_is_free_and_bounded(monkey
     assert pool_blocks(PoolConfig(), _GEOMETRY, Path("/"), 2) == 65_536 // 16
 
 
+def test_what_can_be_taken_back_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 2048 * 1600)
+    assert pool_blocks(PoolConfig(), _GEOMETRY, Path("/"), 2, 3 * 2048 * 1600) == 100
+
+
 def test_too_little_memory_names_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 64 * 2**10)
     with pytest.raises(PoolError, match=r"pool\.tokens.*2048 bytes.*shm-size"):

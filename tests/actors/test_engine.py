@@ -2,18 +2,94 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from actors.config import EngineConfig
+from actors.engine import Engine, StepOutput
 from actors.errors import ReplicaFailed, ReplicaOverloaded, RequestRefused
+from actors.request import GenerateRequest, Sampling
 from actors.step import Piece
-from tests.fakes.engine_rig import EngineRig
-from tests.fakes.toy_model import continuation
+from kvpool import BlockGeometry, KeyRoot, KeySpace, Pool, Region
+from kvpool.errors import GuardViolation
+from tests.fakes.engine_rig import SECRET, EngineRig
+from tests.fakes.shared_pool import PoolView, SharedPool
+from tests.fakes.toy_model import ToyModel, continuation
+
+
+class Replicas:
+    """Engines over one pool of 4-token blocks and one memory, each with its own view. Read `tokens`, `ended`."""
+
+    def __init__(self, pool: Pool, count: int, clock: Callable[[], float] = time.monotonic) -> None:
+        shared = SharedPool(pool)
+        memory = ToyModel(pool.capacity_blocks, 4, 50)
+        self.views = [shared.view() for _ in range(count)]
+        self.tokens: dict[str, list[int]] = defaultdict(list)
+        self.ended: dict[str, str] = {}
+        self.engines = [self._engine(view, memory, clock) for view in self.views]
+
+    def _engine(self, view: PoolView, memory: ToyModel, clock: Callable[[], float]) -> Engine:
+        model = ToyModel(0, 4, 50)
+        model.memory = memory.memory
+        return Engine(
+            model,
+            view.as_pool(),
+            KeySpace(SECRET),
+            lambda salt: KeyRoot("toy", 4, "float32", salt=salt),
+            EngineConfig(stall_s=5.0),
+            context_tokens=10_000,
+            copy_block=model.copy_block,
+            on_outputs=self._collect,
+            clock=clock,
+        )
+
+    def _collect(self, outputs: list[StepOutput]) -> None:
+        for output in outputs:
+            if output.token is not None:
+                self.tokens[output.request_id].append(output.token)
+            if output.finish_reason is not None or output.failure is not None:
+                self.ended[output.request_id] = str(output.failure or output.finish_reason)
+
+    def submit(self, engine: int, request_id: str, prompt: list[int], max_tokens: int) -> None:
+        sampling = Sampling(max_tokens, temperature=0.0)
+        self.engines[engine].submit(GenerateRequest(request_id, tuple(prompt), sampling))
+
+
+@contextmanager
+def replicas(
+    directory: Path, count: int, blocks: int = 10, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Replicas]:
+    geometry = BlockGeometry(1, 1, 1, 4, "float32")
+    with (
+        Region.create(directory, "replicas", geometry, blocks, bytes(32), random.Random(1)) as region,
+        Pool.create(region) as pool,
+    ):
+        several = Replicas(pool, count, clock)
+        for engine in several.engines:
+            engine.start()
+        try:
+            yield several
+        finally:
+            assert all([engine.stop() for engine in several.engines])
+        assert not any(view.ticket for view in several.views)
+        assert pool.held_blocks() == 0
+        assert pool.check_integrity() == ""
+
+
+def wait_until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 def wait_for(gate: threading.Event) -> None:
@@ -301,3 +377,76 @@ def test_queued_tokens_count_what_is_left_to_compute(tmp_path: Path) -> None:
             rig.wait(f"more {number}")
             rig.pool.reset()
         assert rig.engine.prefill_tokens_per_s > 0
+
+
+@pytest.mark.parametrize("prompt_tokens", [2, 19])
+def test_replicas_that_grow_into_one_full_pool_all_finish(tmp_path: Path, prompt_tokens: int) -> None:
+    with replicas(tmp_path, 2) as several:
+        prompts = {f"r{number}": [number] * prompt_tokens for number in range(6)}
+        for number, (name, prompt) in enumerate(prompts.items()):
+            several.submit(number % 2, name, prompt, 40 - prompt_tokens)
+        wait_until(lambda: several.ended.keys() == prompts.keys())
+        for name, prompt in prompts.items():
+            assert several.tokens[name] == continuation(prompt, 40 - prompt_tokens, 50), name
+
+
+def test_a_replica_continues_what_another_computed(tmp_path: Path) -> None:
+    with replicas(tmp_path, 2) as several:
+        several.submit(0, "a", [7] * 17, 3)
+        wait_until(lambda: "a" in several.ended)
+        several.submit(1, "b", [7] * 17, 9)
+        wait_until(lambda: "b" in several.ended)
+        assert several.tokens["b"] == continuation([7] * 17, 9, 50)
+        assert several.engines[1]._model.computed_tokens == 1 + 8  # type: ignore[attr-defined]
+
+
+def test_waiting_for_other_processes_is_a_stall_only_when_they_stand_still(tmp_path: Path) -> None:
+    now = [0.0]
+    with replicas(tmp_path, 2, clock=lambda: now[0]) as several:
+        engine, (ours, theirs) = several.engines[0], several.views
+        tables = [theirs.table("held"), theirs.table("other")]
+        assert all([theirs.allocate(table, 5) for table in tables])
+        several.submit(0, "a", [1] * 30, 1)
+        wait_until(lambda: ours.ticket)
+        now[0] = 100.0
+        assert engine.stalled_s > 5.0
+        theirs.release(tables[0])
+        wait_until(lambda: engine.stalled_s == 0.0)
+        assert ours.wanted == 8
+        now[0] = 200.0
+        polled = ours.calls["demand"]
+        wait_until(lambda: ours.calls["demand"] > polled + 2)
+        assert engine.stalled_s > 5.0
+        theirs.release(tables[1])
+        wait_until(lambda: "a" in several.ended)
+
+
+def test_a_replica_that_stops_leaves_the_line(tmp_path: Path) -> None:
+    with replicas(tmp_path, 2) as several:
+        ours, theirs = several.views
+        table = theirs.table("held")
+        assert theirs.allocate(table, 10)
+        several.submit(0, "a", [1] * 30, 1)
+        wait_until(lambda: ours.ticket)
+        assert several.engines[0].stop()
+        assert ours.ticket == 0
+        assert several.ended["a"] == "the replica is stopping"
+        theirs.release(table)
+
+
+def test_the_guard_is_asked_in_every_step_and_its_word_ends_the_engine(tmp_path: Path) -> None:
+    with replicas(tmp_path, 2) as several:
+        ours, unguarded = several.views
+        ours.guard = True
+        for engine, name in enumerate("ab"):
+            several.submit(engine, name, [1] * 5, 6)
+        wait_until(lambda: {"a", "b"} == several.ended.keys())
+        assert ours.calls["check_guard"] == 6
+        assert unguarded.calls["check_guard"] == 0
+        ours.guard_error = GuardViolation("the header of the region has been overwritten")
+        several.submit(0, "c", [1] * 5, 6)
+        wait_until(lambda: "c" in several.ended)
+        assert "GuardViolation: the header of the region" in several.ended["c"]
+        assert several.tokens["c"] == []
+        with pytest.raises(ReplicaFailed, match="GuardViolation"):
+            several.submit(0, "d", [1], 1)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -18,12 +21,12 @@ from actors.config import EngineConfig, Membership, ModelConfig, PoolConfig, Rep
 from actors.errors import ModelNotFound, ReplicaFailed, RequestRefused
 from actors.replica import Replica
 from actors.request import Admitted, Delta, GenerateRequest, Sampling
-from kvpool import SharedMemoryTooSmall
+from kvpool import PoolStats, Region, SharedMemoryTooSmall
 from kvpool.directory import DirectoryWriter, Space
 from kvpool.directory.memory import MemoryReader, MemoryServer, MemoryWriter
 from kvpool.directory.messages import split_keys
 from router.follower import Follower
-from router.mirror import Mirror
+from router.mirror import Mirror, PoolView
 from tests.fakes.tiny_checkpoint import byte_tokenizer, save_tiny_checkpoint
 from tests.fakes.tiny_models import first_real_mismatch, reference_tokens
 
@@ -51,8 +54,8 @@ class Recorded:
         self.reasons[reason] += 1
         self.generated += generated_tokens
 
-    def levels(self, blocks: Mapping[str, int], running: int, waiting: int, preemptions: int) -> None:
-        self.blocks = blocks
+    def levels(self, pool: str, stats: PoolStats, running: int, waiting: int, preemptions: int) -> None:
+        self.blocks = stats.blocks
 
     def published(self, report: Mapping[str, Any]) -> None:
         self.publisher = report
@@ -63,17 +66,39 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
+DYING = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from tests.actors.test_replica import build, collect, request_of, tokens_of
+async def main():
+    replica = build(Path(sys.argv[1]), Path(sys.argv[2]), scope=sys.argv[3])
+    _, deltas = await collect(replica, request_of(sys.argv[4], "done", 20, ignore_eos=True))
+    unfinished = replica.generate(request_of("another prompt, cut off " * 4, "cut", 300, ignore_eos=True))
+    for _ in range(4):
+        await anext(unfinished)
+    print(*tokens_of(deltas), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+
+
 def build(
-    checkpoint: Path, directory: Path, store: Callable[[Space], DirectoryWriter] | None = None, **pool: Any
+    checkpoint: Path,
+    directory: Path,
+    store: Callable[[Space], DirectoryWriter] | None = None,
+    replica_id: str = "r1",
+    secret: bytes = bytes(32),
+    replicas: int = 1,
+    **pool: Any,
 ) -> Replica:
     config = ReplicaConfig(
         ModelConfig(served_name="tiny"),
         EngineConfig(mode="exact", threads=1),
         PoolConfig(**{"tokens": 2048, **pool}),
-        membership=Membership("c1", bytes(32)),
+        membership=Membership("c1", secret, replicas),
     )
     return Replica(
-        config, str(checkpoint), replica_id="r1", metrics=Recorded(), region_directory=directory, directory=store
+        config, str(checkpoint), replica_id=replica_id, metrics=Recorded(), region_directory=directory, directory=store
     )
 
 
@@ -246,9 +271,11 @@ async def test_metrics_agree_with_the_events(replica: Replica) -> None:
 async def test_tokens_that_come_with_the_first_one_are_counted(replica: Replica) -> None:
     """A busy event loop gets the tokens of several steps at once."""
     events = replica.generate(request_of("hello", max_tokens=40, ignore_eos=True))
-    assert isinstance(await anext(events), Admitted)
+    reader = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)  # it has submitted the request and waits
     while replica._engine.running or replica._engine.waiting:
         time.sleep(0.01)  # noqa: ASYNC251 - the loop is busy
+    assert isinstance(await reader, Admitted)
     first = await anext(events)
     assert isinstance(first, Delta)
     assert len(first.token_ids) > 1
@@ -312,12 +339,13 @@ async def test_the_pool_is_in_the_directory_and_leaves_it(checkpoint: Path, tmp_
         for _ in range(500):
             follower.step(0.01)
             views = mirror.pools(time.monotonic())
-            if mirror.keys("r1") == truth and views and views[0].load.free_blocks == 128 - len(truth):
+            if mirror.keys("replica-r1") == truth and views and views[0].free_blocks == 128 - len(truth):
                 break
-        assert mirror.keys("r1") == truth
+        assert status.pool == "replica-r1"
+        assert mirror.keys(status.pool) == truth
         (view,) = mirror.pools(time.monotonic())
-        assert view.replica_ids == ("r1",)
-        assert view.load.free_blocks == 128 - len(truth)
+        assert (view.pool, view.replica_ids) == ("replica-r1", ("r1",))
+        assert view.free_blocks == 128 - len(truth)
         report = (await built.status()).publisher
         assert (report["state"], report["published_blocks"], report["refused"]) == ("open", len(truth), {})
     finally:
@@ -350,3 +378,194 @@ def test_a_pool_that_does_not_fit_is_refused_with_both_sizes(checkpoint: Path, t
 def test_a_directory_without_a_model_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="holds no model"):
         build(tmp_path, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scope", ["replica", "node"])
+async def test_a_replica_that_follows_a_killed_one_is_warm_at_once(
+    checkpoint: Path, tmp_path: Path, scope: Any
+) -> None:
+    """It has what was complete, in the directory too, and gives the same tokens."""
+    prompt = "a prompt that somebody computed before the lights went out. " * 3
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", DYING, str(checkpoint), str(tmp_path), scope, prompt]
+    ended = await asyncio.to_thread(subprocess.run, command, env=environment, capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    (left,) = os.listdir(tmp_path)
+
+    server = MemoryServer(random.Random(1))
+    spaces: list[Space] = []
+
+    def store(space: Space) -> DirectoryWriter:
+        spaces.append(space)
+        return MemoryWriter(server, space)
+
+    built = build(checkpoint, tmp_path, store, "r2", scope=scope)
+    try:
+        status = await built.status()
+        assert (status.adopted, status.scope, f"kvatlas-{status.pool}") == (True, scope, left)
+        assert (status.integrity, status.held_blocks) == ("", 0)
+        mirror = Mirror()
+        follower = Follower(MemoryReader(server, spaces[0]), mirror, time.monotonic)
+        truth = set(split_keys(await built.indexed_keys()))
+        for _ in range(500):
+            follower.step(0.01)
+            if mirror.keys(status.pool) == truth and mirror.pools(time.monotonic()):
+                break
+        assert mirror.keys(status.pool) == truth
+        assert mirror.pools(time.monotonic())[0].replica_ids == ("r2",)
+        admitted, deltas = await collect(built, request_of(prompt, "again", 20, ignore_eos=True))
+        assert admitted.cached_tokens == len(prompt) // 16 * 16
+        assert tokens_of(deltas) == [int(token) for token in ended.stdout.split()]
+    finally:
+        built.close()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_killed_replica_of_another_cluster_is_nobodys_business(checkpoint: Path, tmp_path: Path) -> None:
+    foreign = build(checkpoint, tmp_path, secret=b"x" * 32)
+    foreign._region.close()  # as a death does
+    built = build(checkpoint, tmp_path, replica_id="r2")
+    try:
+        status = await built.status()
+        assert not status.adopted
+        assert sorted(os.listdir(tmp_path)) == ["kvatlas-replica-r1", "kvatlas-replica-r2"]
+    finally:
+        built.close()
+        foreign.close()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_leaving_keeps_the_region_for_those_who_are_still_there(checkpoint: Path, tmp_path: Path) -> None:
+    built = build(checkpoint, tmp_path, scope="node")
+    (name,) = os.listdir(tmp_path)
+    with Region.attach(tmp_path / name) as other:
+        await collect(built, request_of("hello"))
+        built.close()
+        built.close()
+        assert os.listdir(tmp_path) == [name]
+        assert other.leave()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_step_that_hangs_at_the_end_leaves_no_name_behind(checkpoint: Path, tmp_path: Path) -> None:
+    built = build(checkpoint, tmp_path)
+    stop = built._engine.stop
+    built._engine.stop = lambda timeout_s=0.0: False  # type: ignore[method-assign]
+    built.close()
+    assert os.listdir(tmp_path) == []
+    assert not built._region.closed
+    built._engine.stop = stop  # type: ignore[method-assign]
+    built.close()
+    assert built._region.closed
+
+
+async def test_a_replica_says_that_its_region_is_in_use(checkpoint: Path, tmp_path: Path) -> None:
+    """Else it would be too old to be adopted when it dies."""
+    built = build(checkpoint, tmp_path, tidy_s=0.01)
+    try:
+        os.utime(built._region.path, (1, 1))
+        for _ in range(2000):
+            if built._region.path.stat().st_mtime > 1:
+                break
+            await asyncio.sleep(0.01)
+        assert built._region.path.stat().st_mtime > 1
+    finally:
+        built.close()
+
+
+async def test_replicas_of_a_machine_share_what_they_compute(checkpoint: Path, tmp_path: Path) -> None:
+    """One region, one pool in the directory that tells of both; whoever publishes it may leave."""
+    server = MemoryServer(random.Random(1))
+    spaces: list[Space] = []
+
+    def store(space: Space) -> DirectoryWriter:
+        spaces.append(space)
+        return MemoryWriter(server, space)
+
+    def views() -> list[PoolView]:
+        follower.step(0.01)
+        return mirror.pools(time.monotonic())
+
+    first, second = (build(checkpoint, tmp_path, store, name, replicas=2, scope="node") for name in ("r1", "r2"))
+    try:
+        assert len(os.listdir(tmp_path)) == 1
+        mirror = Mirror()
+        follower = Follower(MemoryReader(server, spaces[0]), mirror, time.monotonic)
+        prompt = "one of them computes this long prompt, the other one has it. " * 3
+        _, ours = await collect(first, request_of(prompt, "a", 20, ignore_eos=True))
+        admitted, theirs = await collect(second, request_of(prompt, "b", 20, ignore_eos=True))
+        assert admitted.cached_tokens == len(prompt) // 16 * 16
+        assert tokens_of(ours) == tokens_of(theirs)
+        one, other = await first.status(), await second.status()
+        assert one.pool == other.pool
+        assert one.capacity_blocks == other.capacity_blocks == 2 * 128
+        assert (one.scope, one.adopted, other.adopted) == ("node", False, False)
+        assert sorted((one.publisher["state"], other.publisher["state"])) == ["open", "standby"]
+        assert await first.indexed_keys() == await second.indexed_keys()
+        for _ in range(500):
+            if views() and set(views()[0].replica_ids) == {"r1", "r2"}:
+                break
+        (view,) = views()
+        assert (view.pool, set(view.replica_ids)) == (one.pool, {"r1", "r2"})
+        leaver, stayer = (first, second) if one.publisher["state"] == "open" else (second, first)
+        leaver.close()
+        for _ in range(500):
+            if views() and views()[0].replica_ids == (stayer.replica_id,):
+                break
+        assert views()[0].replica_ids == (stayer.replica_id,)
+        status = await stayer.status()
+        assert (status.publisher["state"], status.integrity) == ("open", "")
+        assert mirror.keys(status.pool) == set(split_keys(await stayer.indexed_keys()))
+        admitted, again = await collect(stayer, request_of(prompt, "c", 20, ignore_eos=True))
+        assert (admitted.cached_tokens, tokens_of(again)) == (len(prompt) // 16 * 16, tokens_of(ours))
+        assert len(os.listdir(tmp_path)) == 1
+    finally:
+        first.close()
+        second.close()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("guard", [False, True])
+async def test_what_the_configuration_says_reaches_the_pool(checkpoint: Path, tmp_path: Path, guard: bool) -> None:
+    built = build(checkpoint, tmp_path, replicas=2, scope="node", guard=guard)
+    try:
+        assert built._pool.guard is guard
+        assert built._pool.floor_blocks == 512 // 16
+        _, deltas = await collect(built, request_of("hello"))
+        assert len(tokens_of(deltas)) == 8
+    finally:
+        built.close()
+
+
+@pytest.mark.slow
+async def test_a_neighbour_that_is_killed_costs_the_others_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    """In the middle of a request over the same blocks: tokens stay right, and what the dead one held comes back."""
+    prompt = "a prompt that both of them read while one of them dies. " * 3
+    built = build(checkpoint, tmp_path, replica_id="r2", scope="node", tidy_s=0.05)
+    try:
+        _, alone = await collect(built, request_of(prompt, "before", 200, ignore_eos=True))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", DYING, str(checkpoint), str(tmp_path), "node", prompt]
+        dying = asyncio.create_task(
+            asyncio.to_thread(subprocess.run, command, env=environment, capture_output=True, text=True)
+        )
+        rounds = 0
+        while not dying.done() or not rounds:
+            _, deltas = await collect(built, request_of(prompt, f"beside-{rounds}", 200, ignore_eos=True))
+            assert tokens_of(deltas) == tokens_of(alone)
+            rounds += 1
+        ended = await dying
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
+        assert [int(token) for token in ended.stdout.split()] == tokens_of(alone)[:20]
+        for _ in range(1000):
+            status = await built.status()
+            if built._pool.stats().reclaimed_processes and status.blocks["free"] + status.blocks["cached"] == 128:
+                break
+            await asyncio.sleep(0.01)
+        assert built._pool.stats().reclaimed_processes == 1
+        assert (status.integrity, status.held_blocks) == ("", 0)
+        assert os.listdir(tmp_path) == [f"kvatlas-{status.pool}"]
+    finally:
+        built.close()
+    assert os.listdir(tmp_path) == []

@@ -112,6 +112,13 @@ def test_differences_that_remain(check: Command, engine: FakeEngine) -> None:
     assert json.loads(told.stdout) == {"pools": [CLEAN_CHECK, PHANTOM], "clean": False, "problem": ""}
 
 
+def test_a_pool_that_is_not_in_the_directory_has_its_replica_s_name(check: Command, engine: FakeEngine) -> None:
+    engine.checks = [PHANTOM | {"pool": "", "replica_id": "r7"}]
+    rows = check("--within", "0").stdout.splitlines()
+    assert rows[1].split()[:2] == ["-", "r7"]
+    assert any("of r7" in row and "0f" * 16 in row for row in rows[2:])
+
+
 @pytest.mark.parametrize("engine", [Settling([PHANTOM], DirectoryUnavailable("away"), [CLEAN_CHECK])])
 def test_a_difference_on_its_way_is_none(check: Command, engine: Settling) -> None:
     assert check("--within", "60").returncode == 0

@@ -96,6 +96,12 @@ def test_it_fits_120_columns(status: Command, engine: FakeEngine, pools: list[di
         (BUSY, _directory(pools=[_pool("another")]), "131,000", "not listed"),
         (BUSY, _directory(pools=[], state="silent"), "131,000", "not listed"),
         (replace(READY, publisher={"state": "lost", "published_blocks": 7}), ROUTING, "7 (lost)", "live"),
+        (
+            replace(READY, publisher={"state": "standby", "published_blocks": 0}),
+            _directory(pools=[_pool("another", replica_ids=["another", "r0"])]),
+            "standby",
+            "live",
+        ),
         (replace(READY, publisher={}), _directory(pools=[], state="off"), "-", "-"),
         (replace(READY, publisher={}), {}, "-", "-"),
         (BUSY, {}, "131,000", "-"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster.directory_check import PoolCheck, compare
-from kvpool.directory import DirectoryReader, DirectoryUnavailable, Space
+from kvpool.directory import DirectoryReader, DirectoryUnavailable, PoolLoad, ReplicaLoad, Space
 from kvpool.directory.memory import MemoryReader, MemoryServer, MemoryWriter
 from router.follower import Follower
 from router.mirror import Mirror
@@ -20,13 +20,15 @@ SPACE = Space("c1", "ab" * 16, 2)
 
 
 class Scene:
-    """A published pool named r1, its directory, and a mirror that follows it."""
+    """A published pool of replica r1, its directory, and a mirror that follows it."""
 
     def __init__(self, directory: Path) -> None:
         self.server = MemoryServer(random.Random(1))
-        self.pool = PublishedPool(directory, MemoryWriter(self.server, SPACE), name="r1")
+        self.pool = PublishedPool(directory, MemoryWriter(self.server, SPACE), name="node-1")
+        self.pool.load = PoolLoad(16, (ReplicaLoad("r0"), ReplicaLoad("r1")))
         self.mirror = Mirror()
         self.follower = Follower(self.reader(), self.mirror, time.monotonic)
+        self.follow()  # so that the first heartbeat is one it hears
 
     def reader(self) -> DirectoryReader:
         return MemoryReader(self.server, SPACE)
@@ -60,6 +62,28 @@ def test_all_agree(scene: Scene) -> None:
     scene.follow()
     found = scene.check()
     assert (found.pool_blocks, differences(found), found.examples) == (3, (0, 0, 0, 0), ())
+    assert (found.pool, found.replica_id) == ("node-1", "r1")
+
+
+def test_replicas_of_one_pool_are_compared_with_the_same(scene: Scene) -> None:
+    scene.pool.rig.cache([1, 2, 3, 4, 5, 6])
+    scene.publish()
+    scene.follow()
+    keys = b"".join(scene.pool.indexed())
+    found = compare({"r1": keys, "r0": keys}, scene.mirror, scene.reader)
+    assert [(one.pool, one.replica_id, differences(one)) for one in found] == [
+        ("node-1", "r0", (0, 0, 0, 0)),
+        ("node-1", "r1", (0, 0, 0, 0)),
+    ]
+
+
+def test_a_replica_that_no_pool_tells_of_has_all_its_keys_missing(scene: Scene) -> None:
+    scene.pool.rig.cache([1, 2, 3, 4])
+    scene.publish()
+    scene.follow()
+    (found,) = compare({"r9": b"".join(scene.pool.indexed())}, scene.mirror, scene.reader)
+    assert (found.pool, found.replica_id) == ("", "r9")
+    assert differences(found) == (2, 0, 2, 0)
 
 
 def test_what_is_not_published_is_missing_in_both(scene: Scene) -> None:

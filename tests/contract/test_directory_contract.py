@@ -9,8 +9,8 @@ import pytest
 
 from kvpool.directory import (
     Cursor,
-    Load,
     LogGap,
+    ReplicaLoad,
     Space,
     WriteRefused,
 )
@@ -46,11 +46,11 @@ def test_snapshot_and_tail_make_the_truth(backend: Backend) -> None:
 def test_load_and_replicas_travel(backend: Backend) -> None:
     speaker = Speaker(backend.writer()).open([1])
     listener = Listener(backend.reader()).follow()
-    load = Load(120, 3, 2, 40, 5123.5)
-    speaker.beat(load, ("app#engine#a", "app#engine#b"))
+    loads = (ReplicaLoad("app#engine#a", 120, 3, 2, 5123.5), ReplicaLoad("app#engine#b", 7, 0, 1, 4000.0))
+    speaker.beat(*loads, free_blocks=40)
     view = listener.follow().view()
     assert view is not None
-    assert (view.load, view.replica_ids, view.state) == (load, ("app#engine#a", "app#engine#b"), "live")
+    assert (view.free_blocks, view.replicas, view.state) == (40, loads, "live")
 
 
 def test_an_empty_pool_is_a_pool(backend: Backend) -> None:
@@ -332,4 +332,4 @@ def test_a_batch_that_was_damaged_shows_as_a_gap(backend: Backend) -> None:
 
 
 def test_the_names_say_which_space_it_is() -> None:
-    assert SPACE.prefix == "{kvatlas:1:cluster:" + "ab" * 16 + ":16}"
+    assert SPACE.prefix == "{kvatlas:2:cluster:" + "ab" * 16 + ":16}"

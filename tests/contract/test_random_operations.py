@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvpool import Pool
@@ -30,12 +30,25 @@ operations = st.lists(
         st.tuples(st.just("cut"), st.sampled_from(["before", "after", ""])),
         st.tuples(st.just("directory"), st.sampled_from(["off", "on", "save"])),
         st.tuples(st.just("publisher"), st.booleans()),
+        st.tuples(st.just("takeover"), st.none()),
+        st.tuples(st.just("late writes"), st.none()),
         st.tuples(st.just("pool"), st.none()),
         st.tuples(st.just("wait"), st.floats(0.01, 5.0)),
     ),
     min_size=5,
     max_size=60,
 )
+
+
+BACK_WITH_AN_OLD_EPOCH: list[tuple[str, Any]] = [
+    ("step", 2),
+    ("directory", "save"),
+    ("publisher", False),
+    ("step", 4),
+    ("directory", "off"),
+    ("directory", "on"),
+    ("step", 4),
+]
 
 
 class World:
@@ -64,6 +77,10 @@ class World:
         elif what == "publisher":
             pool.end(how)
             pool.begin()
+        elif what == "takeover":
+            pool.replace()
+        elif what == "late writes":
+            pool.step_replaced()
         elif what == "pool":
             self.restart_pool()
         elif what == "wait":
@@ -129,6 +146,7 @@ def run_in(make: Callable[[Path], Backend], todo: list[tuple[str, Any]]) -> None
 @pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(operations)
+@example(BACK_WITH_AN_OLD_EPOCH)
 def test_the_mirror_ends_up_with_the_truth(todo: list[tuple[str, Any]]) -> None:
     run_in(lambda directory: MemoryBackend(), todo)
 
@@ -136,5 +154,6 @@ def test_the_mirror_ends_up_with_the_truth(todo: list[tuple[str, Any]]) -> None:
 @pytest.mark.redis
 @settings(max_examples=12, deadline=None)
 @given(operations)
+@example(BACK_WITH_AN_OLD_EPOCH)
 def test_the_mirror_ends_up_with_the_truth_through_redis(todo: list[tuple[str, Any]]) -> None:
     run_in(RedisBackend, todo)

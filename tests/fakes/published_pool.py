@@ -1,4 +1,4 @@
-"""A pool with its publisher, in the test's own time, and the two ends of a directory that can be cut off."""
+"""A pool with its publishers, in the test's own time, and the end of a directory that can be cut off."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ import random
 from pathlib import Path
 
 from kvpool import words
-from kvpool.directory import Bounds, DirectoryUnavailable, DirectoryWriter, Load, Message, Snapshot, WriteRefused
+from kvpool.control import Control
+from kvpool.directory import (
+    Bounds,
+    DirectoryUnavailable,
+    DirectoryWriter,
+    Message,
+    PoolLoad,
+    ReplicaLoad,
+    Snapshot,
+    WriteRefused,
+)
 from kvpool.directory.publisher import Publisher, PublisherSettings
 from tests.kvpool.conftest import Rig
 
@@ -46,6 +56,22 @@ class CutWriter:
         self.inner.close()
 
 
+class Role:
+    """A lock as a region's: whoever asks first has it, until it is freed."""
+
+    def __init__(self) -> None:
+        self.holder = ""
+
+    def ask(self, who: str) -> bool:
+        """Takes it if it is free; whether `who` has it."""
+        self.holder = self.holder or who
+        return self.holder == who
+
+    def free(self) -> None:
+        """As at the death of its holder."""
+        self.holder = ""
+
+
 class PublishedPool:
     """`rig` is the pool, `publisher` what tells of it; `now` moves only when the test moves it."""
 
@@ -62,38 +88,63 @@ class PublishedPool:
         self.rig = Rig(directory, capacity_blocks, 2)
         self.name = name
         self.now = 100.0
-        self.load = Load(free_blocks=capacity_blocks)
+        self.load = PoolLoad(capacity_blocks, (ReplicaLoad(f"{name}#replica"),))
         self.allowed = True
+        self.role = Role()
         self.lost: list[WriteRefused] = []
         self.writer = CutWriter(writer)
         self.settings = settings
         self.bounds = bounds
         self._seed = seed
+        self._rivals: list[tuple[Publisher, Control]] = []
         self.begin()
 
     def begin(self) -> None:
-        """A publisher begins its life."""
+        """A publisher begins its life, and has the role."""
+        self.role.holder = f"publisher {self._seed}"
         self.control = self.rig.region.control()
-        self.publisher = Publisher(
-            self.control,
-            self.name,
-            self.rig.region.incarnation,
-            self.writer,
-            load=lambda: self.load,
-            replica_ids=lambda: (f"{self.name}#replica",),
-            clock=lambda: self.now,
-            rng=random.Random(self._seed),
-            settings=self.settings,
-            bounds=self.bounds,
-            may_open=lambda: self.allowed,
-            on_fence_lost=self.lost.append,
-        )
-        self._seed += 1
+        self.publisher = self._publisher(self.control, self.writer)
 
     def end(self, goodbye: bool = True) -> None:
         """The publisher's life ends."""
         self.publisher.close(goodbye)
         self.control.release()
+        self.role.free()
+
+    def replace(self) -> None:
+        """Another process takes over from the publisher, which was only stopped and may still be stepped (`step_replaced`)."""
+        self._rivals.append((self.publisher, self.control))
+        self.begin()
+
+    def step_replaced(self) -> None:
+        """Those that were replaced go on."""
+        for publisher, _ in self._rivals:
+            publisher.step()
+
+    def rival(self, writer: DirectoryWriter) -> Publisher:
+        """The publisher of another process that is attached to the region, for the test to step."""
+        control = self.rig.region.control()
+        publisher = self._publisher(control, writer)
+        self._rivals.append((publisher, control))
+        return publisher
+
+    def _publisher(self, control: Control, writer: DirectoryWriter) -> Publisher:
+        who = f"publisher {self._seed}"
+        rng = random.Random(self._seed)
+        self._seed += 1
+        return Publisher(
+            control,
+            self.name,
+            self.rig.region.incarnation,
+            writer,
+            load=lambda: self.load,
+            clock=lambda: self.now,
+            rng=rng,
+            settings=self.settings,
+            bounds=self.bounds,
+            may_open=lambda: self.allowed and self.role.ask(who),
+            on_fence_lost=self.lost.append,
+        )
 
     def steps(self, count: int = 1, each_s: float = 0.003) -> PublishedPool:
         """Lets the publisher look `count` times, with time going by."""
@@ -110,6 +161,9 @@ class PublishedPool:
         return keys
 
     def close(self) -> None:
-        """Ends publisher and pool, checking the pool."""
+        """Ends publishers and pool, checking the pool."""
         self.end(goodbye=False)
+        for publisher, control in self._rivals:
+            publisher.close(goodbye=False)
+            control.release()
         self.rig.close()

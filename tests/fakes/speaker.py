@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvpool.directory import Batch, DirectoryWriter, Gone, Heartbeat, Load, Snapshot, Writer, WriteRefused
+from kvpool.directory import Batch, DirectoryWriter, Gone, Heartbeat, ReplicaLoad, Snapshot, Writer, WriteRefused
 from kvpool.directory.digest import digest_of
 
 
@@ -59,13 +59,13 @@ class Speaker:
         """Sends the next batch."""
         self.end.write(self.batch(added, removed))
 
-    def heartbeat(self, load: Load | None = None, replica_ids: tuple[str, ...] = (), lease_s: float = 3.0) -> Heartbeat:
-        """A heartbeat, not sent."""
-        return Heartbeat(self.writer, self.seq, self.digest, lease_s, load or Load(), replica_ids)
+    def heartbeat(self, *replicas: ReplicaLoad, free_blocks: int = 0, lease_s: float = 3.0) -> Heartbeat:
+        """A heartbeat of a pool that these replicas share, not sent."""
+        return Heartbeat(self.writer, self.seq, self.digest, lease_s, free_blocks, replicas)
 
-    def beat(self, load: Load | None = None, replica_ids: tuple[str, ...] = (), lease_s: float = 3.0) -> None:
+    def beat(self, *replicas: ReplicaLoad, free_blocks: int = 0, lease_s: float = 3.0) -> None:
         """Sends a heartbeat."""
-        self.end.write(self.heartbeat(load, replica_ids, lease_s))
+        self.end.write(self.heartbeat(*replicas, free_blocks=free_blocks, lease_s=lease_s))
 
     def leave(self) -> None:
         """Says goodbye."""

@@ -59,10 +59,8 @@ class Rig:
         """Ends it, and fails if the pool is not what it claims to be."""
         if not self.region.closed:
             violation = "" if self.damaged else self.pool.check_integrity()
-            if self.damaged:
-                self.pool._tables.clear()
-                self.pool._blocks.local.clear()
-            self.pool.close()
+            if not self.damaged:
+                self.pool.close()
             self.region.close()
             assert violation == ""
 

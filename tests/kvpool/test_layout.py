@@ -25,7 +25,7 @@ def test_parts_are_aligned_ordered_and_apart(capacity: int, block_tokens: int) -
     assert plan.kv_offset % 4096 == 0
     assert plan.kv_offset >= layout.HEADER_BYTES
     assert plan.kv_offset + capacity * geometry.block_bytes <= plan.file_bytes
-    assert plan.index_entries >= 2 * capacity
+    assert plan.index_entries >= 4 * capacity
     assert plan.index_entries & (plan.index_entries - 1) == 0
     assert 64 * plan.bitmap_words >= capacity
 
@@ -49,10 +49,13 @@ def test_capacity_out_of_range(capacity: int) -> None:
 def test_words_do_not_overlap() -> None:
     header = sorted(layout.HEADER_WORDS.values())
     assert len(set(header)) == len(header)
-    assert layout.HEADER_WORDS["index_tombstones"] >= layout.HEADER_WORDS["fingerprint"] + 4
+    assert layout.HEADER_WORDS["owner"] >= layout.HEADER_WORDS["fingerprint"] + layout.FINGERPRINT_BYTES // 8
+    assert layout.HEADER_WORDS["check"] >= layout.HEADER_WORDS["owner"] + layout.OWNER_BYTES // 8
     assert max(header) < layout.HEADER_BYTES // 8
     assert layout.SLOT_WORDS["local_cache"] + layout.LOCAL_CACHE_BLOCKS <= layout.COUNTERS_WORD
-    assert max(layout.COUNTERS.values()) < layout.SLOT_BYTES // 8
+    assert max(layout.SLOT_WORDS.values()) + layout.REPLICA_ID_BYTES // 8 <= layout.COUNTERS_WORD
+    assert max(layout.COUNTERS.values()) < layout.HISTOGRAMS_WORD
+    assert max(layout.HISTOGRAMS.values()) + layout.HISTOGRAM_BUCKETS < layout.SLOT_WORD_COUNT
     assert {value % 8 for name, value in layout.HEADER_WORDS.items() if value >= 24} == {0}
 
 

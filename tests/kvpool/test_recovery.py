@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvpool import BlockGeometry, KeyRoot, KeySpace, Pool, Region, words
+from kvpool.layout import HEADER_WORDS
 from kvpool.words import EVICTING, FREEING, MUTABLE
+from tests.kvpool.conftest import FINGERPRINT
 
 if TYPE_CHECKING:
+    from kvpool.control import Control
     from tests.kvpool.conftest import Rig
 
 DYING = """
@@ -44,7 +47,7 @@ def test_warm_after_sigkill(tmp_path: Path) -> None:
     with Region.attach(tmp_path / "r") as region, Pool.create(region) as pool:
         assert pool.check_integrity() == ""
         assert pool.stats().blocks == {"free": 6, "local": 0, "mutable": 0, "sealed": 0, "held": 0, "cached": 2}
-        assert pool.stats().recovered_blocks == 3  # one being filled, two in the local cache
+        assert pool.stats().reclaimed_blocks == 3  # one being filled, two in the local cache
         with pool.table("next") as table:
             assert pool.match(table, keys, [1, 2, 3, 4]) == 2
             size = region.geometry.block_bytes
@@ -53,8 +56,10 @@ def test_warm_after_sigkill(tmp_path: Path) -> None:
 
 
 def reopen(rig: Rig) -> Pool:
-    """The pool as a next life finds it, whatever was done to its words."""
-    return Pool.create(Region.attach(rig.region.path))
+    """The pool as a process finds it that adopts the region, whatever was done to its words."""
+    region = Region.adopt(rig.region.path, geometry=rig.geometry, fingerprint=FINGERPRINT, owner=rig.region.owner)
+    assert region is not None
+    return Pool.create(region)
 
 
 def crash(rig: Rig) -> None:
@@ -107,30 +112,35 @@ def test_consequences_are_computed_anew(rig: Rig) -> None:
     control.release()
 
 
+def damage(control: Control, rng: random.Random) -> None:
+    for block in range(8):
+        if rng.random() < 0.5:
+            control.state[block] = words.pack(rng.choice([*words.STATE_NAMES, 0, 200]), rng.randrange(64), 3)
+            control.parent[block] = rng.choice([0, 1 << 32 | rng.randrange(12), rng.getrandbits(64)])
+            control.holders[block] = rng.getrandbits(64)
+            control.children[block] = rng.getrandbits(64)
+        control.set_key(block, rng.choice([bytes(16), rng.randbytes(16)]))
+    control.free[0] = rng.getrandbits(64)
+    control.index[rng.randrange(16)] = rng.getrandbits(64)
+    for name in ("slots_used", "demand", "recount"):
+        control.header[HEADER_WORDS[name]] = rng.getrandbits(64)
+
+
 def test_any_damage_to_the_changing_words_is_survived(rig: Rig) -> None:
     """States, parents, holders, counts, bits and index entries set at random: a next life still starts whole."""
     rng = random.Random(5)
     rig.cache([1, 2, 3, 4, 5, 6])
     crash(rig)
     for _ in range(60):
-        region = Region.attach(rig.region.path)
-        control = region.control()
-        for block in range(8):
-            if rng.random() < 0.5:
-                control.state[block] = words.pack(rng.choice([*words.STATE_NAMES, 0, 200]), rng.randrange(64), 3)
-                control.parent[block] = rng.choice([0, 1 << 32 | rng.randrange(12), rng.getrandbits(64)])
-                control.holders[block] = rng.getrandbits(64)
-                control.children[block] = rng.getrandbits(64)
-        control.free[0] = rng.getrandbits(64)
-        control.index[rng.randrange(16)] = rng.getrandbits(64)
-        for block in range(8):
-            control.set_key(block, rng.randbytes(16))
-        control.release()
-        pool = Pool.create(region)
+        with Region.attach(rig.region.path) as region:
+            control = region.control()
+            damage(control, rng)
+            control.release()
+        pool = reopen(rig)
         assert pool.check_integrity() == ""
         assert pool.available() == 8
         pool.close()
-        region.close()
+        pool.region.close()
 
 
 def test_an_untouched_region_needs_no_recovery(tmp_path: Path) -> None:
@@ -138,6 +148,5 @@ def test_an_untouched_region_needs_no_recovery(tmp_path: Path) -> None:
     with Region.create(tmp_path, "r", geometry, 8, bytes(32), random.Random(0)) as region:
         for life in range(3):
             with Pool.create(region) as pool, pool.table("r") as table:
-                assert pool.stats().recovered_blocks == 0
+                assert pool.stats().reclaimed_processes == 0
                 assert pool.allocate(table, 3 + life)
-            assert region.layout.capacity_blocks == 8

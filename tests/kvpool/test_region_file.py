@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvpool import BlockGeometry, Region, SharedMemoryTooSmall, layout, ofd_lock, region_file
+from kvpool import BlockGeometry, PoolError, Region, SharedMemoryTooSmall, layout, ofd_lock, region_file
 
 GEOMETRY = BlockGeometry(2, 1, 4, 4, "float32")
 
@@ -90,3 +90,74 @@ def test_a_sweep_between_birth_and_lock_costs_only_a_retry(tmp_path: Path, monke
     with create(tmp_path):
         assert len(swept) == 1
         assert os.listdir(tmp_path) == ["r"]
+
+
+def test_of_several_that_create_the_same_region_one_takes_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are told before they reserve anything, however full the mount is by then."""
+    real = region_file.reserve
+    told = []
+
+    def reserve(fd: int, directory: Path, size: int) -> None:
+        real(fd, directory, size)
+        monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=0, f_frsize=4096))
+        with pytest.raises(PoolError, match="another process is creating") as caught:
+            create(tmp_path)
+        told.append(caught.type)
+        assert len(os.listdir(tmp_path)) == 1
+
+    monkeypatch.setattr(region_file, "reserve", reserve)
+    with create(tmp_path):
+        assert told == [PoolError]
+        with pytest.raises(PoolError, match="already") as caught:  # not: too small
+            create(tmp_path)
+        assert caught.type is PoolError
+
+
+def test_what_a_dead_creator_left_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "r.creating").write_bytes(b"half")
+    with create(tmp_path) as region:
+        assert os.listdir(tmp_path) == ["r"]
+        assert region.path.stat().st_size == region.layout.file_bytes
+
+
+def test_a_creator_that_fails_takes_away_only_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name in the making is free only when the file is gone, so that it cannot be the next one's."""
+    real_unlink, locked = os.unlink, []
+
+    def unlink(path: Path) -> None:
+        with open(path, "r+b") as file:
+            locked.append(ofd_lock.is_locked(file.fileno(), 0, 0))
+        real_unlink(path)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    monkeypatch.setattr(region_file, "populate", fail)
+    with pytest.raises(OSError, match="broken"):
+        create(tmp_path)
+    assert locked == [True]
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_header_tells_what_the_region_is(tmp_path: Path) -> None:
+    with create(tmp_path) as region, open(region.path, "rb") as file:
+        header = region_file.check(file.fileno(), region.path)
+    assert header == region_file.Header(GEOMETRY, 6, region.incarnation, b"f" * 32, region_file.NO_OWNER)
+    assert header.mismatch(None, None, None) == header.mismatch(GEOMETRY, b"f" * 32, bytes(16)) == ""
+    assert "another model" in header.mismatch(None, b"g" * 32, None)
+    assert "another cluster" in header.mismatch(None, None, b"g" * 16)
+
+
+def test_only_an_unused_region_is_removed(tmp_path: Path) -> None:
+    region = create(tmp_path)
+    assert not region_file.remove_unused(region.path)
+    region.close()
+    assert not region_file.remove_unused(region.path, mtime_ns=1)
+    (tmp_path / "note").write_text("not a region")
+    assert not region_file.remove_unused(tmp_path / "note")
+    assert not region_file.remove_unused(tmp_path / "nothing")
+    assert region_file.remove_unused(region.path, mtime_ns=region.path.stat().st_mtime_ns)
+    assert os.listdir(tmp_path) == ["note"]

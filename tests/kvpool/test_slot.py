@@ -7,61 +7,119 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvpool import Pool, PoolError, Region, layout, slot
+from kvpool import Pool, PoolError, Region, SlotLoad, layout, slot
 
 if TYPE_CHECKING:
     from tests.kvpool.conftest import Rig
 
-SECOND_POOL = """
-import sys
+SECOND_PROCESS = """
+import os, signal, sys
 import kvpool
-try:
-    kvpool.Pool.create(kvpool.Region.attach(sys.argv[1]))
-except kvpool.PoolError as error:
-    print(error)
+pool = kvpool.Pool.create(kvpool.Region.attach(sys.argv[1]))
+print(pool.slot)
+os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_one_process_mutates_a_region(rig: Rig) -> None:
-    with pytest.raises(PoolError, match="another living pool uses"):
-        Pool.create(rig.region)
-    with Region.attach(rig.region.path) as region, pytest.raises(PoolError, match="another living pool uses"):
-        Pool.create(region)
+def run_second_process(rig: Rig) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", SECOND_POOL, str(rig.region.path)]
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "another living pool uses" in output.stdout
-    assert rig.pool.check_integrity() == ""
+    command = [sys.executable, "-uc", SECOND_PROCESS, str(rig.region.path)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True).stdout.strip()
+
+
+def test_each_process_has_a_slot_of_its_own(rig: Rig) -> None:
+    assert rig.pool.slot == 0
+    with Region.attach(rig.region.path) as region, Pool.create(region) as pool:
+        assert pool.slot == 1
+        assert run_second_process(rig) == "2"
+        assert rig.pool.check_integrity() == pool.check_integrity() == ""
+
+
+def test_a_dead_process_slot_is_used_again_after_reclaiming(rig: Rig) -> None:
+    assert run_second_process(rig) == "1"
+    control = rig.region.control()
+    assert slot.word(control, 1, "pid") != 0
+    (reclaimed,) = rig.pool.reclaim()
+    assert (reclaimed.slot, reclaimed.count) == (1, 0)
+    assert slot.word(control, 1, "pid") == 0
+    assert run_second_process(rig) == "1"
+    assert slot.word(control, 1, "generation") == 2
+    control.release()
 
 
 def test_the_slot_says_who_and_how_much(rig: Rig) -> None:
     control = rig.region.control()
-    words = layout.SLOT_WORDS
-    assert control.slots[words["pid"]] == os.getpid()
-    assert control.slots[words["start_time"]] > 0
-    assert control.slots[words["generation"]] == 1
+    assert slot.word(control, 0, "pid") == os.getpid()
+    assert slot.word(control, 0, "start_time") > 0
+    assert slot.word(control, 0, "generation") == 1
     table = rig.run("r", [1, 2, 3])
-    assert (control.slots[words["held_blocks"]], control.slots[words["open_tables"]]) == (2, 1)
-    rig.tick()
+    assert slot.word(control, 0, "used_blocks") == 2
     rig.pool.release(table)
-    assert (control.slots[words["held_blocks"]], control.slots[words["open_tables"]]) == (0, 0)
-    assert control.slots[words["heartbeat"]] == rig.now
+    assert slot.word(control, 0, "used_blocks") == 0
+    rig.tick()
+    rig.pool.report_load(SlotLoad("replica#\u00e9", 7, 2, 1, 123.4567))
+    assert slot.word(control, 0, "heartbeat") == rig.now
+    assert slot.load_of(control, 0) == SlotLoad("replica#\u00e9", 7, 2, 1, 123.456)
+    assert rig.pool.loads() == [SlotLoad("replica#\u00e9", 7, 2, 1, 123.456)]
     rig.pool.close()
-    assert control.slots[words["pid"]] == 0
-    with Pool.create(rig.region):
-        assert control.slots[words["generation"]] == 2
+    assert slot.word(control, 0, "pid") == 0
+    with Pool.create(rig.region) as pool:
+        assert slot.word(control, 0, "generation") == 2
+        assert pool.loads() == []
     control.release()
     rig.region.close()
 
 
-def test_a_slot_of_the_dead_is_taken_over(rig: Rig) -> None:
-    rig.pool.close()
+def test_what_a_slot_counted_is_kept_when_it_is_given_back(rig: Rig) -> None:
     control = rig.region.control()
-    control.slots[64 + layout.SLOT_WORDS["pid"]] = 4242
-    assert slot.take(rig.region) == 0
-    slot.sign(control, 0, 77)
-    assert control.slots[64 + layout.SLOT_WORDS["pid"]] == 0
-    assert control.slots[layout.SLOT_WORDS["heartbeat"]] == 77
-    rig.region.unlock_slot(0)
+    with Region.attach(rig.region.path) as region, Pool.create(region) as pool, pool.table("r") as table:
+        pool.allocate(table, 3)
+    retired = layout.RETIRED * layout.SLOT_WORD_COUNT
+    assert control.slots[retired + layout.COUNTERS["requested_blocks"]] == 3
+    assert control.slots[retired + layout.COUNTERS["peak_requested_blocks"]] == 3
+    first = layout.SLOT_WORD_COUNT
+    assert control.slots[first + layout.COUNTERS["requested_blocks"]] == 0
     control.release()
-    rig.region.close()
+
+
+def test_sixty_four_slots_and_no_more(rig: Rig) -> None:
+    regions = [Region.attach(rig.region.path) for _ in range(layout.SLOTS - 1)]
+    pools = [Pool.create(region) for region in regions]
+    with Region.attach(rig.region.path) as region:
+        with pytest.raises(PoolError, match=r"64 processes use .* already; give this one a region of its own"):
+            Pool.create(region)
+        pools[10].close()
+        with Pool.create(region) as pool:
+            assert pool.slot == 11
+    for pool, region in zip(pools, regions, strict=True):
+        pool.close()
+        region.close()
+
+
+@pytest.mark.parametrize("floor", [-1, 9])
+def test_a_floor_fits_the_pool(rig: Rig, floor: int) -> None:
+    with Region.attach(rig.region.path) as region, pytest.raises(ValueError, match="between 0 and the capacity of 8"):
+        Pool.create(region, floor_blocks=floor)
+
+
+def test_a_forked_child_takes_a_slot_of_its_own(rig: Rig) -> None:
+    table = rig.run("parent", [1, 2, 3, 4])
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            assert table.close() == 0  # the parent's, not ours to give back
+            with rig.pool.rejoin() as pool, pool.table("child") as mine:
+                matched = pool.match(mine, rig.keys([1, 2, 3, 4]))
+                os.write(write, f"{pool.slot} {matched} {pool.check_integrity()}".encode())
+                pool.close()
+                pool.region.close()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(read, 100) == b"1 2 "
+    os.close(read)
+    os.close(write)
+    assert len(table) == 2
+    rig.pool.release(table)
+    assert rig.pool.reclaim() == []

@@ -39,6 +39,7 @@ def test_the_legal_steps_are_these() -> None:
         (EVICTING, INDEXED),
         (EVICTING, FREEING),
         (FREEING, FREE),
+        (FREEING, MUTABLE),
     }
 
 
@@ -51,7 +52,7 @@ def test_moved(before: int, after: int) -> None:
         return
     new = words.moved(word, after, 5)
     assert (words.state_of(new), words.owner_of(new)) == (after, 5)
-    given_up = after == FREE or (after == LOCAL and before != FREE)
+    given_up = after in (FREE, LOCAL, MUTABLE) and before != FREE and (before, after) != (LOCAL, MUTABLE)
     assert words.generation_of(new) == 41 + given_up
 
 

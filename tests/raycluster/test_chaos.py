@@ -163,7 +163,40 @@ def test_a_replica_killed_under_load_leaves_routing_and_comes_back(served: Serve
         one["replica_id"] for one in served.replicas
     }
     assert until(lambda: answered_by(served) in newcomer, 30), "the new replica gets no request"
-    assert until(lambda: f"kvatlas-{name}" not in regions(), 10)
+    check_is_clean(served)
+
+
+def remembered(served: Served, prompt: str) -> tuple[str, int]:
+    """Asks for `prompt`; who answered, and how many of its tokens were cached there."""
+    body = {"model": served.model, "prompt": prompt, "max_tokens": 2}
+    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.headers["x-kvatlas-replica"], int(answer.headers["x-kvatlas-cached-tokens"])
+
+
+def test_a_replica_killed_under_load_comes_back_warm(served: Served) -> None:
+    """Another process takes over the dead one's region: the first repeat of a prompt finds what was cached before."""
+    assert until(lambda: is_whole(served), 90)
+    rng = random.Random(11)
+    prompts = [rng.randbytes(150).hex() for _ in range(6)]
+    for prompt in prompts:
+        remembered(served, prompt)
+    with Load(served, 3).running() as load:
+        time.sleep(1)
+        known = {prompt: remembered(served, prompt) for prompt in prompts}
+        assert all(cached >= 288 for _, cached in known.values()), known
+        (name, _), *_ = Counter(replica for replica, _ in known.values()).most_common()
+        (victim,) = [one for one in served.state()["replicas"] if one["replica_id"] == name]
+        os.kill(victim["pid"], signal.SIGKILL)
+        assert until(lambda: name not in {one["replica_id"] for one in served.state()["replicas"]}, 60)
+        assert until(lambda: is_whole(served), 90)
+    assert all(result == "ok" or "replica_failed" in result for result in load.results)
+    (adopter,) = [one for one in served.state()["replicas"] if one["pool"] == victim["pool"]]
+    assert adopter["adopted"]
+    assert adopter["replica_id"] != name
+    for prompt, (replica, cached) in known.items():
+        if replica == name:
+            assert remembered(served, prompt) == (adopter["replica_id"], cached)
     check_is_clean(served)
 
 

@@ -167,7 +167,7 @@ def cluster(tiny_model_dir: Path) -> Iterator[Operated]:
         finally:
             left = head.close()
         assert not left
-        assert not regions() & {f"kvatlas-{replica}" for replica in operated.seen}
+        assert not regions() & {f"kvatlas-replica-{replica}" for replica in operated.seen}
 
 
 def _hidden(redis: EmbeddedRedis) -> dict[str, str]:

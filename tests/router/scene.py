@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from kvpool.directory import Load, LogEntry, Message, Snapshot, StoredSnapshot
+from kvpool.directory import LogEntry, Message, ReplicaLoad, Snapshot, StoredSnapshot
 from router.mirror import Mirror
 from router.route_config import PolicyName, RouteConfig
 from router.service import RouteService
@@ -56,7 +56,7 @@ class Recorder:
 
 
 class Scene:
-    """Pools `p-r0`, `p-r1`, ..., one for each replica that was `heard`."""
+    """Pools `p-r0`, `p-r1`, ..., one for each replica of which was heard, and those that replicas share."""
 
     def __init__(self, policy: PolicyName = "cost", directory: bool = True, seed: int = 1) -> None:
         self.now = 100.0
@@ -76,9 +76,20 @@ class Scene:
             connected=lambda: self.is_connected,
         )
 
-    def hear(self, replica_id: str, held: Sequence[int] = (), load: Load | None = None, pool: str = "") -> None:
-        """The replica's pool sends a heartbeat; it holds the keys with these numbers from its first one on."""
-        pool = pool or f"p-{replica_id}"
+    def hear(
+        self,
+        replica_id: str,
+        held: Sequence[int] = (),
+        pool: str = "",
+        queued_prefill_tokens: int = 0,
+        running: int = 0,
+    ) -> None:
+        """The replica's own pool sends a heartbeat; it holds the keys with these numbers from its first one on."""
+        load = ReplicaLoad(replica_id, queued_prefill_tokens, running)
+        self.hear_shared(pool or f"p-{replica_id}", load, held=held)
+
+    def hear_shared(self, pool: str, *replicas: ReplicaLoad, held: Sequence[int] = (), free_blocks: int = 1000) -> None:
+        """The same for a pool that these replicas share."""
         speaker = self.speakers.get(pool)
         if speaker is None:
             speaker = Speaker(NoEnd(), pool, len(self.speakers) + 1, 1)
@@ -86,7 +97,7 @@ class Scene:
             self.speakers[pool] = speaker
             self.mirror.load(StoredSnapshot(speaker.snapshot(), self.position), self.now)
         self.position += 1
-        beat = speaker.heartbeat(load or Load(free_blocks=1000), (replica_id,), FRESH_S)
+        beat = speaker.heartbeat(*replicas, free_blocks=free_blocks, lease_s=FRESH_S)
         self.mirror.apply(LogEntry(self.position, beat), self.now)
         self.mirror.note_progress(self.now, 0)
 

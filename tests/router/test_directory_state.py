@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from kvpool.directory import ReplicaLoad
 from router.directory_state import DirectoryWatch
 from router.mirror import Mirror
 from tests.router.scene import Scene
@@ -55,6 +56,20 @@ def test_report_is_strict_json() -> None:
     report = DirectoryWatch(scene.mirror, lambda: True, 3.0).report(scene.now + 0.25)
     (pool,) = report["pools"]
     assert (pool["pool"], pool["state"], pool["key_blocks"], pool["age_s"]) == ("p-r0", "live", 2, 0.25)
-    assert pool["replica_ids"] == ["r0"]
+    assert (pool["replica_ids"], pool["free_blocks"]) == (["r0"], 1000)
     assert (report["resyncs"], report["lag_entries"], report["lag_s"]) == (1, 0, 0.25)
     json.dumps(report, allow_nan=False)
+
+
+def test_the_report_tells_the_load_of_each_replica_of_a_shared_pool() -> None:
+    scene = Scene()
+    scene.hear_shared("node", ReplicaLoad("r0", 100, 3, 1, 500.0), ReplicaLoad("r1"), free_blocks=40)
+    (pool,) = DirectoryWatch(scene.mirror, lambda: True, 3.0).report(scene.now)["pools"]
+    assert (pool["free_blocks"], pool["replica_ids"]) == (40, ["r0", "r1"])
+    assert pool["replicas"][0] == {
+        "replica_id": "r0",
+        "queued_prefill_tokens": 100,
+        "running": 3,
+        "waiting": 1,
+        "prefill_tokens_per_s": 500.0,
+    }

@@ -10,7 +10,7 @@ import pytest
 
 from kvpool.directory import Bounds, Cursor, DirectoryReader, DirectoryWriter, Space, Tail
 from kvpool.directory.memory import MemoryReader, MemoryServer, MemoryWriter
-from kvpool.directory.messages import Load
+from kvpool.directory.messages import PoolLoad, ReplicaLoad
 from kvpool.directory.publisher import Publisher
 from kvpool.directory.publisher_thread import PublisherThread
 from kvpool.directory.redis_backend import RedisReader, RedisWriter
@@ -99,8 +99,7 @@ def test_threads_from_region_to_mirror(tmp_path: Path, rig: Rig, kind: str) -> N
         "pool-0",
         rig.region.incarnation,
         writer,
-        load=Load,
-        replica_ids=lambda: ["r"],
+        load=lambda: PoolLoad(8, (ReplicaLoad("r"),)),
         clock=time.monotonic,
         rng=random.Random(2),
     )

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from kvpool.directory import (
     Batch,
     Gone,
-    Load,
     LogEntry,
     MalformedEntry,
     Message,
     PoolInfo,
+    ReplicaLoad,
     Snapshot,
     StoredSnapshot,
     Writer,
@@ -171,11 +171,35 @@ def test_what_an_earlier_writer_said_before_the_snapshot_is_passed_over() -> Non
 
 def test_a_new_epoch_keeps_the_load_and_a_new_incarnation_does_not() -> None:
     feed, old = Feed(), speaker(epoch=1)
-    feed.apply(old.heartbeat(Load(running=5), ("r",)))
+    loads = (ReplicaLoad("r0", running=5), ReplicaLoad("r1", queued_prefill_tokens=70))
+    feed.apply(old.heartbeat(*loads, free_blocks=9))
     feed.apply(speaker(epoch=2).batch())
-    assert feed.mirror.pools(feed.now)[0].load == Load(running=5)
+    view = feed.mirror.pools(feed.now)[0]
+    assert (view.replicas, view.replica_ids, view.free_blocks) == (loads, ("r0", "r1"), 9)
     feed.apply(speaker(epoch=3, incarnation=12).batch())
-    assert feed.mirror.pools(feed.now)[0].load == Load()
+    view = feed.mirror.pools(feed.now)[0]
+    assert (view.replicas, view.replica_ids, view.free_blocks) == ((), (), 0)
+
+
+def test_a_new_epoch_of_which_the_snapshot_comes_first_keeps_the_load() -> None:
+    feed, old, new = Feed(), speaker(epoch=1), speaker(epoch=2)
+    feed.apply(old.heartbeat(ReplicaLoad("r0", running=5), free_blocks=9, lease_s=2.0))
+    new.held = [1]
+    feed.load(new)
+    feed.apply(new.batch(added=[2]))
+    (view,) = feed.mirror.pools(feed.now)
+    assert (view.epoch, view.replicas, view.free_blocks) == (2, (ReplicaLoad("r0", running=5),), 9)
+    assert (view.lease_s, view.key_blocks) == (2.0, 2)
+
+
+def test_a_replica_that_left_a_shared_pool_is_no_longer_in_it() -> None:
+    feed, one = Feed(), speaker()
+    one.held = [1]
+    feed.load(one)
+    feed.apply(one.heartbeat(ReplicaLoad("r0"), ReplicaLoad("r1")))
+    feed.apply(one.heartbeat(ReplicaLoad("r1", running=2)))
+    (view,) = feed.mirror.pools(feed.now)
+    assert (view.replica_ids, view.whole, view.key_blocks) == (("r1",), True, 1)
 
 
 def test_a_pool_that_says_goodbye_is_gone() -> None:
@@ -258,7 +282,7 @@ def test_the_age_of_the_load_is_that_of_the_heartbeat_that_brought_it() -> None:
     feed.load(one)
     feed.apply(one.batch(added=[1]))
     assert feed.mirror.pools(feed.now)[0].load_age_s == float("inf")  # a sign of life, but no load
-    feed.apply(one.heartbeat(Load(running=1)))
+    feed.apply(one.heartbeat(ReplicaLoad("r", running=1)))
     feed.now += 0.5
     feed.apply(one.batch(added=[2]))
     feed.now += 0.25

@@ -15,7 +15,6 @@ from ray import cloudpickle
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
 from ray.serve.request_router import PendingRequest
 
-from kvpool.directory import Load
 from router import registry, serve_router
 from router.serve_router import PrefixRouter
 from tests.router.scene import Scene, keys
@@ -262,7 +261,7 @@ async def test_a_replica_that_serve_could_not_reach_is_asked_first(cluster: Clus
     cluster.router.on_new_queue_len_info(lost.replica_id, 1)  # it took the request
     lost.may_be_asked = False
     cluster.router.replica_queue_len_cache.invalidate_key(lost.replica_id)  # as after ten quiet seconds
-    cluster.scene.hear("r1", load=Load())
+    cluster.scene.hear("r1")
     with cluster.scene.service.ticket("q", keys(1, 2), 100, 16):
         assert await cluster.choose(cluster.request()) == "r1"
 

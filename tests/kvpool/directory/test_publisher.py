@@ -1,17 +1,30 @@
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kvpool.directory import Batch, Bounds, Cursor, Gone, Heartbeat, Load, Message, Snapshot, Space, Writer
+from kvpool.directory import (
+    Batch,
+    Bounds,
+    Cursor,
+    Gone,
+    Heartbeat,
+    Message,
+    PoolLoad,
+    ReplicaLoad,
+    Snapshot,
+    Space,
+    Writer,
+)
 from kvpool.directory.digest import digest_of
 from kvpool.directory.memory import MemoryReader, MemoryServer, MemoryWriter
 from kvpool.directory.messages import split_keys
 from kvpool.directory.publisher import PublisherSettings
-from tests.fakes.published_pool import PublishedPool
+from tests.fakes.published_pool import CutWriter, PublishedPool
 
 SPACE = Space("c", "ab" * 8, 2)
 SETTINGS = PublisherSettings(batch_keys=4, tail_keys=6)
@@ -97,15 +110,15 @@ def test_heartbeats_come_in_time_and_on_change(pool: PublishedPool) -> None:
     pool.steps(1)
     pool.steps(100, 0.01)
     assert 5 <= len(written(pool, Heartbeat)) <= 7
-    pool.load = Load(running=3)
+    pool.load = PoolLoad(9, (ReplicaLoad("r0", running=3), ReplicaLoad("r1", waiting=2)))
     before = len(written(pool, Heartbeat))
     pool.steps(7, 0.01)
     beats = written(pool, Heartbeat)
     assert len(beats) == before + 1
     assert isinstance(beats[-1], Heartbeat)
-    assert (beats[-1].load, beats[-1].replica_ids) == (Load(running=3), ("pool-0#replica",))
+    assert (beats[-1].free_blocks, beats[-1].replicas) == (pool.load.free_blocks, pool.load.replicas)
     for number in range(100):  # a load that never stands still is said at a bounded rate
-        pool.load = Load(running=number)
+        pool.load = PoolLoad(9, (ReplicaLoad("r0", running=3), ReplicaLoad("r1", waiting=number)))
         pool.steps(1, 0.01)
     assert len(written(pool, Heartbeat)) <= before + 1 + 21
 
@@ -173,6 +186,25 @@ def test_a_directory_that_lost_everything_is_told_again(pool: PublishedPool, ser
     assert pool.lost == []
 
 
+def test_a_directory_that_came_back_with_an_earlier_epoch_is_told_again(
+    pool: PublishedPool, server: MemoryServer
+) -> None:
+    """It does not know of this publisher's session; that somebody else published before is no reason to fall silent."""
+    pool.rig.cache([1, 2])
+    pool.steps()
+    old = copy.deepcopy(server.spaces)
+    pool.end(goodbye=False)
+    pool.begin()
+    pool.steps()
+    server.spaces = old
+    pool.rig.cache([3, 4])
+    pool.steps(30, 0.02)
+    stats = pool.publisher.stats()
+    assert (stats.state, stats.refused, stats.sessions) == ("open", {"epoch": 1}, 2)
+    assert set(split_keys(stored(server).keys)) == pool.indexed()
+    assert pool.lost == []
+
+
 def test_a_lost_fence_ends_it_once(pool: PublishedPool, server: MemoryServer) -> None:
     pool.steps()
     other = Writer("pool-0", 77, 1)
@@ -195,6 +227,109 @@ def test_it_does_not_open_unless_it_may(pool: PublishedPool, server: MemoryServe
     pool.allowed = True
     pool.steps()
     assert set(split_keys(stored(server).keys)) == pool.indexed()
+
+
+def test_without_the_role_it_touches_neither_region_nor_directory(pool: PublishedPool, server: MemoryServer) -> None:
+    pool.steps()
+    cut_off = CutWriter(MemoryWriter(server, SPACE))
+    cut_off.cut = "before"  # whatever it wrote would count as a failure
+    rival = pool.rival(cut_off)
+    pool.rig.cache([1, 2, 3, 4])
+    bits = pool.control.array("dirty").tolist()
+    assert any(bits)
+    for _ in range(50):
+        pool.now += 0.1
+        assert not rival.step()
+    assert pool.control.array("dirty").tolist() == bits
+    stats = rival.stats()
+    assert rival.stands_by
+    assert (stats.state, stats.failures, stats.sessions, stats.published_blocks) == ("standby", 0, 0, 0)
+    assert stats.lag_s == 0.0
+    pool.steps()
+    assert (
+        set(split_keys(stored(server).keys))
+        | {key for batch in written(pool, Batch) if isinstance(batch, Batch) for key in split_keys(batch.added)}
+        == pool.indexed()
+    )
+
+
+def test_a_role_that_is_free_again_is_taken_over(pool: PublishedPool, server: MemoryServer) -> None:
+    writer = CutWriter(MemoryWriter(server, SPACE))
+    rival = pool.rival(writer)
+    pool.rig.cache([1, 2, 3, 4])
+    pool.steps()
+    rival.step()
+    epoch = pool.publisher.stats().epoch
+    pool.rig.cache([1, 2, 5, 6])  # the first dies with bits that it took, and others that it did not
+    pool.control.array("dirty")[:] = 0
+    pool.rig.cache([7, 8])
+    pool.role.free()
+    pool.now += 0.1
+    assert rival.step()
+    stats = rival.stats()
+    assert (stats.state, stats.sessions, stats.seq) == ("open", 1, 0)
+    assert stats.epoch != epoch
+    assert set(split_keys(stored(server).keys)) == pool.indexed()
+    # The first was only stopped: it is refused once, and then neither writes nor looks.
+    before = len(pool.writer.written)
+    pool.steps(100, 0.05)
+    assert len(pool.writer.written) == before
+    first = pool.publisher.stats()
+    assert (first.state, first.refused, first.published_blocks) == ("lost", {"epoch": 1}, 0)
+    pool.rig.cache([9, 9])
+    bits = pool.control.array("dirty").tolist()
+    pool.steps(100, 0.05)
+    assert pool.control.array("dirty").tolist() == bits
+    rival.step()
+    assert [type(message) for message in writer.written[-2:]] == [Batch, Heartbeat]
+    assert rival.stats().published_blocks == len(pool.indexed())
+
+
+def test_a_session_begins_when_all_blocks_have_been_looked_at(tmp_path: Path, server: MemoryServer) -> None:
+    """However many there are: a session that began with a part would take the rest away from every mirror."""
+    pool = PublishedPool(tmp_path, MemoryWriter(server, SPACE), capacity_blocks=200, settings=SETTINGS, bounds=BOUNDS)
+    for number in range(100):
+        pool.rig.cache([number, number])
+    steps = 0
+    while pool.publisher.stats().state != "open":
+        pool.steps()
+        steps += 1
+        assert pool.publisher.stats().published_blocks <= 40 * steps
+    assert steps > 2
+    assert len(split_keys(stored(server).keys)) == 100
+    assert written(pool, Batch) == []
+    pool.close()
+
+
+def test_a_role_that_was_lost_in_an_outage_is_asked_for_again(pool: PublishedPool, server: MemoryServer) -> None:
+    pool.rig.cache([1, 2])
+    pool.steps()
+    pool.writer.cut = "before"
+    pool.steps(30, 0.1)
+    assert pool.publisher.stats().state == "waiting"
+    pool.allowed = False
+    pool.writer.cut = ""
+    pool.rig.cache([3, 4])
+    bits = pool.control.array("dirty").tolist()
+    pool.steps(30, 0.1)
+    assert pool.publisher.stats().state == "standby"
+    assert pool.control.array("dirty").tolist() == bits
+    pool.allowed = True
+    pool.steps()
+    stats = pool.publisher.stats()
+    assert (stats.state, stats.sessions, stats.published_blocks) == ("open", 2, 2)
+    assert set(split_keys(stored(server).keys)) == pool.indexed()
+
+
+def test_one_that_stood_by_leaves_without_a_word(pool: PublishedPool, server: MemoryServer) -> None:
+    pool.steps()
+    writer = CutWriter(MemoryWriter(server, SPACE))
+    rival = pool.rival(writer)
+    rival.step()
+    rival.close()
+    assert writer.written == []
+    assert not rival.stands_by
+    assert len(MemoryReader(server, SPACE).pools()) == 1
 
 
 def test_a_goodbye_is_said_once(pool: PublishedPool, server: MemoryServer) -> None:

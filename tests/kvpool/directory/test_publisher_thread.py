@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kvpool.directory import Load, Space
+from kvpool.directory import PoolLoad, Space
 from kvpool.directory.memory import MemoryReader, MemoryServer, MemoryWriter
 from kvpool.directory.messages import split_keys
 from kvpool.directory.publisher import Publisher
 from kvpool.directory.publisher_thread import PublisherThread
+from tests.fakes.published_pool import Role
 from tests.kvpool.conftest import Rig
 
 SPACE = Space("c", "ab" * 8, 2)
@@ -23,7 +24,13 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def start(rig: Rig, server: MemoryServer, load: Callable[[], Load] = Load) -> PublisherThread:
+def start(
+    rig: Rig,
+    server: MemoryServer,
+    load: Callable[[], PoolLoad] = PoolLoad,
+    may_open: Callable[[], bool] = lambda: True,
+    standby_s: float = 0.1,
+) -> PublisherThread:
     control, writer = rig.region.control(), MemoryWriter(server, SPACE)
     publisher = Publisher(
         control,
@@ -31,11 +38,11 @@ def start(rig: Rig, server: MemoryServer, load: Callable[[], Load] = Load) -> Pu
         rig.region.incarnation,
         writer,
         load=load,
-        replica_ids=list,
         clock=time.monotonic,
         rng=random.Random(2),
+        may_open=may_open,
     )
-    return PublisherThread(publisher, writer, control)
+    return PublisherThread(publisher, writer, control, standby_s=standby_s)
 
 
 def test_it_follows_the_pool_until_closed(rig: Rig) -> None:
@@ -67,10 +74,30 @@ def test_without_a_goodbye_the_directory_keeps_it(rig: Rig) -> None:
     assert set(split_keys(stored.snapshot.keys)) <= set(rig.keys([1, 2]))
 
 
+def test_one_that_stands_by_is_stepped_now_and_then(rig: Rig) -> None:
+    role, asked = Role(), threading.Semaphore(0)
+    role.ask("somebody else")
+
+    def may_open() -> bool:
+        asked.release()
+        return role.ask("this one")
+
+    server = MemoryServer(random.Random(1))
+    thread = start(rig, server, may_open=may_open, standby_s=60.0)
+    assert asked.acquire(timeout=10)
+    assert not asked.acquire(timeout=0.2), "it was stepped as if it had something to publish"
+    thread.close()
+    thread = start(rig, server, may_open=may_open, standby_s=0.001)
+    wait_for(lambda: thread.stats().state == "standby")
+    role.free()
+    wait_for(lambda: thread.stats().state == "open")
+    thread.close()
+
+
 def test_a_bug_ends_the_thread_and_is_told(rig: Rig) -> None:
     told: list[BaseException] = []
 
-    def broken() -> Load:
+    def broken() -> PoolLoad:
         raise ZeroDivisionError
 
     server = MemoryServer(random.Random(1))
@@ -81,7 +108,6 @@ def test_a_bug_ends_the_thread_and_is_told(rig: Rig) -> None:
         1,
         writer,
         load=broken,
-        replica_ids=list,
         clock=time.monotonic,
         rng=random.Random(2),
     )

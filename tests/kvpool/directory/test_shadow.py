@@ -187,6 +187,74 @@ def test_an_evicting_block_is_left_as_it_is(rig: Rig, control: Control) -> None:
     assert fresh.scan(True, 100).added == tuple(rig.keys([1, 2]))
 
 
+def test_a_child_is_published_under_a_listed_parent_that_somebody_tries_to_evict(rig: Rig, control: Control) -> None:
+    """The parent has an indexed child, so the try will be taken back; nobody waits for that."""
+    rig.damaged = True
+    shadow = Shadow(control)
+    (parent,) = rig.cache([1, 2])
+    shadow.scan(False, 100)
+    rig.cache([1, 2, 3, 4])
+    word = control.state[parent]
+    control.state[parent] = words.moved(word, EVICTING, 0)
+    assert shadow.scan(False, 100) == Changes((), (rig.keys([1, 2, 3, 4])[1],))
+    control.state[parent] = word
+    assert not shadow.scan(True, 100)
+    assert set(split_keys(shadow.packed())) == indexed(control)
+
+
+def test_one_that_was_evicting_when_it_was_first_seen_is_found_without_a_bit(rig: Rig, control: Control) -> None:
+    """Taking it back sets none, because for those who look at the index nothing has changed."""
+    rig.damaged = True
+    (block,) = rig.cache([1, 2])
+    word = control.state[block]
+    control.state[block] = words.moved(word, EVICTING, 0)
+    shadow = Shadow(control)
+    assert not shadow.scan(True, 100)
+    control.state[block] = word
+    assert not shadow.scan(False, 100)
+    assert shadow.scan(True, 100).added == tuple(rig.keys([1, 2]))
+
+
+def test_what_happens_outside_of_the_index_is_not_looked_at(rig: Rig, control: Control) -> None:
+    shadow = Shadow(control)
+    rig.cache([1, 2])
+    shadow.scan(True, 100)
+    lives = [words.generation_of(word) for word in control.state]
+    for _ in range(3):
+        with rig.pool.table("r") as table:
+            assert rig.pool.allocate(table, 5)
+            control.array("dirty")[:] = 0  # nobody need set a bit for this
+            shadow.scan(True, 0)
+            assert shadow.pending == 0
+    control.array("dirty")[:] = 0
+    shadow.scan(True, 0)
+    assert shadow.pending == 0
+    assert [words.generation_of(word) for word in control.state] != lives
+
+
+@pytest.mark.parametrize("state", sorted(words.STATE_NAMES))
+@pytest.mark.parametrize("was_listed", [True, False])
+@pytest.mark.parametrize("next_life", [True, False])
+def test_a_block_is_looked_at_when_it_is_not_listed_as_it_is(
+    rig: Rig, control: Control, state: int, was_listed: bool, next_life: bool
+) -> None:
+    """The comparison of all words, for every state: in the life that is listed, in the next one, and unlisted."""
+    rig.damaged = True
+    shadow = Shadow(control)
+    (block,) = rig.cache([1, 2])
+    if was_listed:
+        shadow.scan(True, 100)
+    control.array("dirty")[:] = 0
+    owner = NO_SLOT if state in (words.FREE, INDEXED) else 0
+    control.state[block] = words.pack(state, owner, words.generation_of(control.state[block]) + next_life)
+    shadow.scan(True, 0)
+    may_be_listed = state in (INDEXED, EVICTING)
+    differs = not (may_be_listed and not next_life) if was_listed else may_be_listed
+    assert shadow.pending == differs
+    shadow.scan(False, 100)
+    assert len(shadow) == (state == INDEXED or (state == EVICTING and was_listed and not next_life))
+
+
 def test_a_child_whose_parent_moves_waits(rig: Rig, control: Control) -> None:
     rig.damaged = True
     parent, child = rig.cache([1, 2, 3, 4])

@@ -1,0 +1,68 @@
+"""Machine code from Python functions, kept in numba's cache for as long as no source of it changes.
+
+An entry point is called from Python with integers only (addresses, counts): that costs a quarter of a microsecond,
+arrays twice that. It is compiled when its module is imported, from the cache if it is there. What it calls are plain
+`njit` functions, which have no cache of their own: they are part of the entry's code.
+
+numba takes cached code for good while the file of the function itself is unchanged, whatever happened to the functions
+it calls and to the constants it uses. So our cache key has a digest of all sources that entries are made of.
+
+Pause points. With KVATLAS_PAUSE_POINTS=1 in the environment of the first import, every named step of the kernels
+(`kernels/pause.py`) can be told to stop there, so that tests can kill a process at that very instruction. Other builds do
+not contain them: the flag is a constant for the compiler. Code with pause points is never cached.
+
+Limits: relies on two inner names of numba (`FunctionCache`, a dispatcher's `_cache`); its minor version is pinned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from numba import njit
+from numba.core.caching import FunctionCache
+
+PAUSE_POINTS: Final = os.environ.get("KVATLAS_PAUSE_POINTS") == "1"
+
+
+def _sources_digest() -> str:
+    here = Path(__file__).parent
+    files = [here / "compiled.py", here / "layout.py", here / "words.py", *sorted((here / "kernels").glob("*.py"))]
+    return hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=16).hexdigest()
+
+
+_DIGEST: Final = _sources_digest()
+
+
+class _SourceCache(FunctionCache):  # type: ignore[misc]
+    """numba's cache of one function, with our digest in the key."""
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        return (*super()._index_key(sig, codegen), _DIGEST)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def inner(function: Function) -> Function:
+    """Marks `function` as one that entries call: compiled with each of them, and not to be called from Python."""
+    compiled: Function = njit(function)
+    return compiled
+
+
+def entry(function: Callable[..., int]) -> Callable[..., int]:
+    """Compiles `function`, whose arguments and result are 64-bit integers, and returns what calls it.
+
+    The interpreter's lock is kept meanwhile, so no two entries of a process run at the same time.
+    """
+    dispatcher: Any = njit(function)
+    if not PAUSE_POINTS:
+        dispatcher._cache = _SourceCache(function)
+    arguments = ", ".join(["int64"] * function.__code__.co_argcount)
+    dispatcher.compile(f"int64({arguments})")
+    dispatcher.disable_compile()
+    compiled: Callable[..., int] = dispatcher
+    return compiled
