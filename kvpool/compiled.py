@@ -9,7 +9,7 @@ it calls and to the constants it uses. So our cache key has a digest of all sour
 
 Pause points. With KVATLAS_PAUSE_POINTS=1 in the environment of the first import, every named step of the kernels
 (`kernels/pause.py`) can be told to stop there, so that tests can kill a process at that very instruction. Other builds do
-not contain them: the flag is a constant for the compiler. Code with pause points is never cached.
+not contain them: the flag is a constant for the compiler, and part of the cache key.
 
 Limits: relies on two inner names of numba (`FunctionCache`, a dispatcher's `_cache`); its minor version is pinned.
 """
@@ -38,10 +38,10 @@ _DIGEST: Final = _sources_digest()
 
 
 class _SourceCache(FunctionCache):  # type: ignore[misc]
-    """numba's cache of one function, with our digest in the key."""
+    """numba's cache of one function, with our digest, and whether there are pause points, in the key."""
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
-        return (*super()._index_key(sig, codegen), _DIGEST)
+        return (*super()._index_key(sig, codegen), _DIGEST, PAUSE_POINTS)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -59,8 +59,7 @@ def entry(function: Callable[..., int]) -> Callable[..., int]:
     The interpreter's lock is kept meanwhile, so no two entries of a process run at the same time.
     """
     dispatcher: Any = njit(function)
-    if not PAUSE_POINTS:
-        dispatcher._cache = _SourceCache(function)
+    dispatcher._cache = _SourceCache(function)
     arguments = ", ".join(["int64"] * function.__code__.co_argcount)
     dispatcher.compile(f"int64({arguments})")
     dispatcher.disable_compile()

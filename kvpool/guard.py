@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 POISON: Final = 0xF9
 """The byte that fills free blocks: as bfloat16, float16 or float32 a number so large that nobody takes it for a key."""
 NOTHING, POISONED, SUMMED = 0, 1, 2
-_LIFE_MASK: Final = (1 << 30) - 1
+LIFE_MASK: Final = (1 << 30) - 1
 _MIX: Final = 0x9E3779B97F4A7C15
 _LOCAL_CACHE: Final = layout.SLOT_WORDS["local_cache"]
 _split_key = Struct("=QQ").unpack
@@ -67,12 +67,12 @@ def magic_of(incarnation: int, capacity_blocks: int) -> npt.NDArray[np.uint64]:
 def mark_of(control: Control, block: int) -> tuple[int, int, int]:
     """Returns what guard mode left in `block`: NOTHING, POISONED or SUMMED; in which life; the checksum."""
     word: int = control.checksum[block]
-    return word >> 62, word >> 32 & _LIFE_MASK, word & 0xFFFFFFFF
+    return word >> 62, word >> 32 & LIFE_MASK, word & 0xFFFFFFFF
 
 
 def life_of(state_word: int) -> int:
     """Returns the life of a block as marks have it."""
-    return words.generation_of(state_word) & _LIFE_MASK
+    return words.generation_of(state_word) & LIFE_MASK
 
 
 class Guard:
@@ -162,7 +162,7 @@ class Guard:
     def parked(self) -> None:
         """Poisons what went into our local cache without `freeing`."""
         for block, now in self.local().items():
-            before = now - 1 & _LIFE_MASK
+            before = now - 1 & LIFE_MASK
             kind, life, _ = mark_of(self._control, block)
             if (kind, life) != (POISONED, before):
                 found = self._content_fault(block, before)
@@ -244,7 +244,7 @@ class Guard:
     def _content_fault(self, block: int, life: int) -> str:
         """Of a block whose content should be what was left there in `life`."""
         kind, marked, checksum = mark_of(self._control, block)
-        if kind == NOTHING or marked != life & _LIFE_MASK:
+        if kind == NOTHING or marked != life & LIFE_MASK:
             return ""
         if kind == POISONED:
             wrong = np.flatnonzero(self._bytes(block) != POISON)
@@ -313,12 +313,12 @@ class Guard:
         self._set_mark(block, POISONED, life, 0)
 
     def _set_mark(self, block: int, kind: int, life: int, checksum: int) -> None:
-        self._control.checksum[block] = kind << 62 | (life & _LIFE_MASK) << 32 | checksum
+        self._control.checksum[block] = kind << 62 | (life & LIFE_MASK) << 32 | checksum
 
     def _carry(self, block: int, life: int) -> None:
         """A mark of `life` becomes one of the life after that."""
         kind, marked, checksum = mark_of(self._control, block)
-        if kind != NOTHING and marked == life & _LIFE_MASK:
+        if kind != NOTHING and marked == life & LIFE_MASK:
             self._set_mark(block, kind, marked + 1, checksum)
 
     @staticmethod

@@ -37,7 +37,11 @@ class Event:
 
     def describe(self) -> str:
         """Returns it in words; the time is that of the monotonic clock."""
-        return f"{self.what} by {_name(self.slot, self.pid, self.replica_id)} at {self.at_s:.5f} s"
+        return f"{self.what} by {self.who()} at {self.at_s:.5f} s"
+
+    def who(self) -> str:
+        """Returns who did it, in words."""
+        return _name(self.slot, self.pid, self.replica_id)
 
 
 def note(control: Control, block: int, event: int, slot: int, now_ns: int) -> None:
@@ -55,7 +59,7 @@ def events(control: Control, block: int) -> list[Event]:
         if word >> 60 in EVENTS:
             slot = (word >> 53 & 0x7F) - 1
             pid, replica_id = process_in(control, slot)
-            if _word(control, slot, "generation") & 0xFF != word >> 45 & 0xFF:
+            if pid and _word(control, slot, "generation") & 0xFF != word >> 45 & 0xFF:
                 pid, replica_id = 0, ""
             at_s = (word & _TIME_MASK) * _TICK_NS / 1e9
             found.append(Event(EVENTS[word >> 60], slot, pid, replica_id, at_s))

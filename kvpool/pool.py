@@ -357,9 +357,10 @@ class Pool:
     def _forget(self, table: BlockTable) -> None:
         table.closed = True
         table.keys = []
-        self._tables.discard(table)
-        if len(self._spare) < _SPARE_RECORDS:
-            self._spare.append(table.record)
+        if table in self._tables:
+            self._tables.remove(table)
+            if len(self._spare) < _SPARE_RECORDS:
+                self._spare.append(table.record)
 
     def force_release(self, table: BlockTable, cause: str) -> int:
         """`release` on the abnormal path: logs an alarm with request, blocks and cause, and counts it by cause."""
@@ -449,8 +450,8 @@ class Pool:
         if self._watch is not None:
             self._watch.reclaiming(slot, self._clock())
         entries.reclaim_slot(self._ctx, slot)
-        process_slot.retire(control, slot)
         entries.withdraw(self._ctx, slot)
+        process_slot.retire(control, slot)
         return record
 
     def _note_reclaimed(self, reclaimed: list[Reclaimed]) -> None:
@@ -566,6 +567,7 @@ class Pool:
                 entries.flush_local(self._ctx)
                 if self._watch is not None:
                     self._watch.yielded(kept)
+                entries.reclaim_slot(self._ctx, self.slot)  # what a thread took while we closed
                 entries.withdraw(self._ctx, self.slot)
                 process_slot.retire(self._control, self.slot)
                 self._region.unlock_slot(self.slot)

@@ -64,4 +64,5 @@ class TidyThread:
         if self._pool.region.try_lead("tidy"):
             self._on_report(self._pool.tidy())
         else:
+            self._pool.reclaim()  # whoever leads may be stopped
             self._pool.catch_up()

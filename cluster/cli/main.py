@@ -15,6 +15,7 @@ from cluster.cli.bench import bench
 from cluster.cli.config import config
 from cluster.cli.directory import directory
 from cluster.cli.output import complain
+from cluster.cli.pool import pool
 from cluster.cli.serve import serve
 from cluster.cli.status import status
 from cluster.cli.stop import stop
@@ -35,6 +36,7 @@ app.command()(status)
 app.command()(config)
 app.add_typer(bench)
 app.add_typer(directory)
+app.add_typer(pool)
 
 _USAGE = (UsageError, ModelNotFound, ModelRefused, PoolError)
 

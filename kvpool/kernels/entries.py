@@ -126,14 +126,14 @@ def seal(ctx: int, table: int, position: int, key: int, tokens: int, now: int) -
     """See `sealing.seal`."""
     now = clock.told(ctx, now)
     if get(table + TABLE_UNINDEXED) != 0:
-        sealing.index_late(ctx, table, now)
+        sealing.index_late(ctx, table, now, True)
     return sealing.seal(ctx, table, position, get(key), get(key + 8), tokens, now)
 
 
 @entry
 def index_late(ctx: int, table: int, now: int) -> int:
-    """See `sealing.index_late`."""
-    return sealing.index_late(ctx, table, clock.told(ctx, now))
+    """See `sealing.index_late`; never moves a request over to other blocks."""
+    return sealing.index_late(ctx, table, clock.told(ctx, now), False)
 
 
 @entry

@@ -44,7 +44,7 @@ from kvpool.kernels.counting import (
 )
 from kvpool.kernels.free_blocks import next_life, same_life, set_free, set_free_bits
 from kvpool.kernels.index import NOT_FOUND, remove
-from kvpool.kernels.pause import EVICTED, EVICTING_ONLY, FREEING_ONLY, UNCOUNTED, UNINDEXED, pause
+from kvpool.kernels.pause import CHOSEN, EVICTED, EVICTING_ONLY, FREEING_ONLY, UNCOUNTED, UNINDEXED, pause
 from kvpool.words import DEPTH_SHIFT, EVICTING, FREEING, GENERATION_SHIFT, INDEXED, MUTABLE, PARENT_MASK, STATE_MASK
 
 ONE_CHILD = 1 + (1 << 32)
@@ -171,6 +171,7 @@ def _seize(ctx: int, block: int) -> bool:
     word = load(address)
     if word & STATE_MASK != INDEXED:
         return False
+    pause(ctx, CHOSEN)
     going = same_life(word) | get(ctx + MINE)
     if not swap_if(address, word, going | EVICTING):
         tried(ctx, 1, 1)

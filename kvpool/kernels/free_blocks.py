@@ -35,7 +35,7 @@ from kvpool.kernels.context import (
     TABLE_LABEL,
 )
 from kvpool.kernels.counting import tried
-from kvpool.kernels.pause import FREED, PARKED, TAKEN, TAKEN_LOCAL, pause
+from kvpool.kernels.pause import FREED, PARKED, SEEN_FREE, TAKEN, TAKEN_LOCAL, pause
 from kvpool.layout import HEADER_WORDS, LOCAL_CACHE_BLOCKS, SLOT_WORDS
 from kvpool.words import FREE, GENERATION_MASK, GENERATION_SHIFT, LOCAL, MUTABLE, STATE_MASK
 
@@ -108,6 +108,7 @@ def _take_words(ctx: int, table: int, out: int, wanted: int, first: int, last: i
             if word & STATE_MASK != FREE:
                 continue
             tries += 1
+            pause(ctx, SEEN_FREE)
             if swap_if(state + 8 * block, word, same_life(word) | mine | MUTABLE):
                 pause(ctx, TAKEN)
                 hand_over(ctx, block, table)

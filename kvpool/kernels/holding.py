@@ -42,7 +42,7 @@ from kvpool.kernels.counting import (
 )
 from kvpool.kernels.free_blocks import park, same_life, set_free, set_free_bits
 from kvpool.kernels.index import NOT_FOUND, find
-from kvpool.kernels.pause import LET_GO, TOUCHED, pause
+from kvpool.kernels.pause import FOUND, LET_GO, TOUCHED, pause
 from kvpool.words import EVICTING, INDEXED, OWNER_SHIFT, PARENT_MASK, STATE_MASK
 
 LOOKS = 64
@@ -84,6 +84,7 @@ def hold(ctx: int, block: int, now: int) -> int:
     word = load(address)
     if not is_indexed(word):
         return NOT_HELD
+    pause(ctx, FOUND)
     bit = get(ctx + BIT)
     before = fetch_or(get(ctx + HOLDERS) + 8 * block, bit)
     pause(ctx, TOUCHED)

@@ -19,6 +19,7 @@ from typing import Final
 from kvpool.compiled import inner
 from kvpool.kernels.atomics import get, load, swap_if
 from kvpool.kernels.context import INDEX, INDEX_MASK, KEY
+from kvpool.kernels.pause import PLACED, PLACING, pause
 from kvpool.layout import WINDOW
 
 NOT_FOUND: Final = -1
@@ -64,6 +65,7 @@ def _add_once(ctx: int, block: int, first: int, entry: int, second: int) -> int:
             return -CONTENDED
     if place == NOT_FOUND:
         return -FULL
+    pause(ctx, PLACING)
     return place if swap_if(index + 8 * place, 0, entry) else -ADDED
 
 
@@ -81,6 +83,7 @@ def add(ctx: int, block: int) -> int:
             break
     if place < 0:
         return FULL if place == -FULL else CONTENDED
+    pause(ctx, PLACED)
     for step in range(WINDOW):
         other = first + step & mask
         if other != place and _holder_of(ctx, load(index + 8 * other), first, second) != NOT_FOUND:

@@ -16,18 +16,23 @@ from kvpool.kernels.atomics import get, load, store
 from kvpool.kernels.context import SLOT
 
 _NAMES = (
+    "seen_free",  # a free block is found, its state not changed yet
     "taken",  # a free block is MUTABLE, its free bit still set
     "taken_local",  # a block of the local cache is MUTABLE, the cache still lists it
     "handed_over",  # all blocks of an allocation are taken, none is in a table yet
     "parked",  # a block is LOCAL, the cache does not list it yet
     "freed",  # a block is FREE, its free bit not set yet
+    "found",  # an indexed block is found, the holder's bit not set yet
     "touched",  # a holder's bit is set, the state not looked at again yet
     "let_go",  # a holder's bit is cleared, the request still lists the block
     "sealed",  # SEALED, nothing else
     "counted",  # the parent counts the child, which is not in the index yet
+    "placing",  # an empty place of the index is found, not taken yet
+    "placed",  # the index has the block, other entries of its key not looked for again yet
     "entered",  # the index has the block, which is SEALED
     "held",  # SEALED, in the index, holder bit set
     "indexed",  # INDEXED, the dirty bit not set yet
+    "chosen",  # an idle leaf is found, its state not changed yet
     "evicting",  # EVICTING, holders not looked at yet
     "freeing",  # FREEING, the index still has the block
     "unindexed",  # FREEING, out of the index, the parent still counts it
@@ -43,18 +48,23 @@ STEPS: Final[dict[str, int]] = {name: number for number, name in enumerate(_NAME
 """Number of each step."""
 
 (
+    SEEN_FREE,
     TAKEN,
     TAKEN_LOCAL,
     HANDED_OVER,
     PARKED,
     FREED,
+    FOUND,
     TOUCHED,
     LET_GO,
     SEALED_ONLY,
     COUNTED,
+    PLACING,
+    PLACED,
     ENTERED,
     HELD,
     IN_INDEX,
+    CHOSEN,
     EVICTING_ONLY,
     FREEING_ONLY,
     UNINDEXED,

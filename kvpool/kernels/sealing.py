@@ -145,8 +145,12 @@ def seal(ctx: int, table: int, position: int, first: int, second: int, tokens: i
 
 
 @inner
-def index_late(ctx: int, table: int, now: int) -> int:
-    """Tries again to index the sealed blocks of `table` that are not; how many it could."""
+def index_late(ctx: int, table: int, now: int, may_move: bool) -> int:
+    """Tries again to index the sealed blocks of `table` that are not; how many it could.
+
+    With `may_move` the request also moves over to blocks that others have indexed under its keys. Only the thread that
+    computes may do that: a step in progress reads the blocks that the table had when it began.
+    """
     blocks = table + TABLE_BLOCKS
     parent = NOT_FOUND
     done = 0
@@ -161,6 +165,9 @@ def index_late(ctx: int, table: int, now: int) -> int:
             other = hold_verified(ctx, get(key), get(key + 8), parent, tokens, now)
             if other >= 0:
                 block = block_of(ctx, other)
+                if not may_move:
+                    let_go(ctx, block, now)
+                    return done
                 _move_over(ctx, blocks + 8 * position, block, now)
             elif other == COLLIDES:
                 put(word, PRIVATE)

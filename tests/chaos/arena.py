@@ -24,6 +24,7 @@ from tests.chaos import journal
 from tests.chaos.audit import audit
 from tests.chaos.board import Board
 from tests.chaos.content import FINGERPRINT, GEOMETRY
+from tests.chaos.stopwatch import KINDS, spread_us
 from tests.chaos.worker import Order
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -98,7 +99,6 @@ class Hand:
     row: int
     pid: int
     order: Order
-    stopped: bool = False
 
 
 @dataclass
@@ -121,6 +121,7 @@ class Arena:
         self.board = Board(self.home / "board")
         self.hands: list[Hand] = []
         self.journals: list[Path] = []
+        self.disturbed: set[Path] = set()
         self._region: Region | None = None
         self._next_row = 0
 
@@ -238,13 +239,12 @@ class Arena:
 
     def stop(self, hand: Hand) -> None:
         """SIGSTOP."""
+        self.disturbed.add(Path(hand.order.journal))
         os.kill(hand.pid, signal.SIGSTOP)
-        hand.stopped = True
 
     def go_on(self, hand: Hand) -> None:
         """SIGCONT."""
         os.kill(hand.pid, signal.SIGCONT)
-        hand.stopped = False
 
     def catch(self, step: str, among: Iterable[Hand]) -> Hand:
         """Waits until one of the workers stands at a step; the others go on."""
@@ -260,6 +260,7 @@ class Arena:
         for hand in chosen:
             if hand is not caught:
                 self.put(hand, "pause_at", 0)
+        self.disturbed.update(Path(hand.order.journal) for hand in standing())
         return caught
 
     def kill(self, hand: Hand, where: str) -> float:
@@ -297,13 +298,16 @@ class Arena:
         self.hands.clear()
         return audit(self.path, set())
 
-    def times(self) -> dict[str, list[float]]:
-        """Of all calls that workers which left properly made: the worst p50, p99 and maximum, in microseconds."""
-        spreads = [record["times"] for path in self.journals for record in journal.read(path) if "times" in record]
-        return {
-            name: [max(spread[name][place] for spread in spreads) for place in range(3)]
-            for name in ("clock_us", "busy_us")
-        }
+    def times_us(self) -> dict[str, tuple[float, float, float]]:
+        """p50, p99 and maximum of all calls of workers that never were stopped themselves; on the clock and of processor time."""
+        reports = [
+            record["times"]
+            for path in self.journals
+            if path not in self.disturbed
+            for record in journal.read(path)
+            if "times" in record
+        ]
+        return {kind: spread_us(report[kind] for report in reports) for kind in KINDS}
 
     def close(self) -> None:
         """Kills what is left, and removes the region."""

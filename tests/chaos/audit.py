@@ -8,6 +8,7 @@ from pathlib import Path
 from kvpool import Pool, Region, words
 from kvpool.control import Control
 from kvpool.integrity import check_region
+from kvpool.stats import region_totals
 from kvpool.words import FREE, INDEXED, LOCAL, PARENT_MASK, STATE_MASK
 from tests.chaos.content import GEOMETRY, Tokens, block_bytes, histories, key_of
 
@@ -23,6 +24,7 @@ def audit(path: Path, living: set[int]) -> dict[str, int]:
             counts = _check_blocks(control, living)
             assert check_region(control) == ""
             longest = _check_contents(region, control)
+            assert region_totals(control, counts).evicted_while_held == 0
         finally:
             control.release()
         for tokens in longest[:8]:

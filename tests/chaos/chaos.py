@@ -74,11 +74,14 @@ def kill_anywhere(arena: Arena) -> None:
 
 def stand_at(arena: Arena, steps: Iterable[str]) -> None:
     """A worker stands at each of these steps for several tidy periods, all at the same time, and goes on afterwards. What
-    it has stays its own, and the others get on meanwhile.
+    it has stays its own, and the others get on meanwhile. The first worker is spared where it can be, so that it can
+    tell what calls take.
     """
     standing: list[Hand] = []
     for step in steps:
-        standing.append(come_to(arena, step, [hand for hand in arena.hands if hand not in standing]))
+        # Whoever does it for all may be the first one.
+        spared = arena.hands[:1] if step in COMMON else []
+        standing.append(come_to(arena, step, [hand for hand in arena.hands if hand not in standing + spared]))
     _stand(arena, standing)
     for hand in standing:
         arena.put(hand, "pause_at", 0)
@@ -88,7 +91,7 @@ def stand_at(arena: Arena, steps: Iterable[str]) -> None:
 
 def stop_anywhere(arena: Arena, number: int = 1) -> None:
     """The same with SIGSTOP, at no matter which instruction."""
-    stopped = arena.rng.sample(arena.hands, number)
+    stopped = arena.rng.sample(arena.hands[1:], number)
     for hand in stopped:
         arena.stop(hand)
     _stand(arena, stopped)

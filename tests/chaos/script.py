@@ -1,6 +1,6 @@
 """Single steps that a worker takes when it is told to, for interleavings that must come about exactly.
 
-    run NAME TOKENS [SEALED]   a request of these blocks (one digit a block): match, allocate, seal all or SEALED blocks
+    run NAME TOKENS [SEALED]   a request of these blocks (one digit or letter a block): match, allocate, seal all or SEALED blocks
     seal NAME                  seals what is left
     check NAME                 every sealed block holds what its tokens say
     hold NAME                  remembers the blocks of the request as an engine step would
@@ -25,8 +25,8 @@ _BYTES = GEOMETRY.block_bytes
 
 
 def tokens_of(digits: str) -> Tokens:
-    """The tokens of blocks named by digits."""
-    return tuple(int(digit) for digit in digits for _ in range(BLOCK_TOKENS))
+    """The tokens of blocks named by digits and letters."""
+    return tuple(int(digit, 36) for digit in digits for _ in range(BLOCK_TOKENS))
 
 
 class Script:

@@ -8,7 +8,6 @@ how is the machine's choice.
 
 from __future__ import annotations
 
-import os
 import random
 import statistics
 import time
@@ -30,23 +29,24 @@ RECLAIM_S = 1.0
 """From death to reclaim."""
 NOISE_S = 2.0
 """What a busy machine may add to the worst of them."""
-SHORT_STANDS = (("evicting", "touched"), ("entered",), ("freeing", "sealed"))
-LONG_KILLS = int(os.environ.get("KVATLAS_CHAOS_KILLS", "320"))
+SHORT_STANDS = (("evicting", "touched"), ("entered",), ("freeing", "chosen"))
+BUSY_P99_US = 2000.0
+"""What 99 of 100 calls may compute: ten times what they do. Who spun until a stopped process got on would be far above it."""
+LONG_KILLS = 320
 
 
 def report(arena: Arena, record: Property) -> None:
     """Prints what was measured, and asserts what must hold of it."""
     reclaim = sorted(arena.reclaim_s) or [0.0]
-    times = arena.times()
-    clock, busy = times["clock_us"], times["busy_us"]
+    times = arena.times_us()
     print(f"seed {arena.seed}: {sum(arena.kills.values())} kills {arena.kills}")
-    print(f"reclaimed after: median {statistics.median(reclaim):.3f} s, worst {reclaim[-1]:.3f} s")
-    print(f"a call of the pool, worst worker: p50 {clock[0]:.0f} us, p99 {clock[1]:.0f} us, max {clock[2]:.0f} us")
-    print(f"of its own processor time: p50 {busy[0]:.0f} us, p99 {busy[1]:.0f} us, max {busy[2]:.0f} us")
+    print(f"reclaimed by a tidy thread after: median {statistics.median(reclaim):.3f} s, worst {reclaim[-1]:.3f} s")
+    for kind, (p50, p99, most) in times.items():
+        print(f"a call of the pool ({kind}): p50 {p50:.0f} us, p99 {p99:.0f} us, worst {most:.0f} us")
     record("kills", sum(arena.kills.values()))
     record("reclaim_s", (statistics.median(reclaim), reclaim[-1]))
-    record("call_us", clock)
-    record("call_busy_us", busy)
+    record("call_us", times)
+    assert times["busy"][1] <= BUSY_P99_US
     assert statistics.median(reclaim) <= RECLAIM_S
     assert reclaim[-1] <= RECLAIM_S + NOISE_S
 

@@ -20,6 +20,8 @@ from tests.chaos import board as rows
 from tests.chaos.arena import Arena, Hand
 from tests.chaos.audit import audit
 from tests.chaos.chaos import WORKERS, begin
+from tests.chaos.content import key_of
+from tests.chaos.script import tokens_of
 
 if TYPE_CHECKING:
     from tests.chaos.conftest import MakeArena
@@ -81,11 +83,10 @@ def test_two_seal_one_key_and_one_stands_on_the_way(make_arena: MakeArena, step:
             arena.perform(one, line)
     for line in range(4, 7):
         arena.perform(two, line)
-    assert states(arena).count(SEALED) == 0  # indexed late, or moved over to
+    assert states(arena).count(SEALED) <= 2  # indexed late, or private beside equal ones that are
     end(arena)
 
 
-@pytest.mark.xfail(strict=True, reason="the tidy thread moves requests over while their step reads their blocks")
 def test_a_tidy_pass_takes_no_block_from_a_step_that_reads_it(make_arena: MakeArena) -> None:
     """A step has looked up the blocks of its requests and computes. What it reads must not be given away by the process's own
     tidy thread, even where another process has sealed the same by now.
@@ -141,6 +142,105 @@ def test_who_stands_with_its_hand_on_a_block_keeps_it(make_arena: MakeArena) -> 
     assert states(arena).count(INDEXED) == 1
     let_go_on(arena, one, 2)
     arena.perform(one, 3)
+    end(arena)
+
+
+def test_a_chosen_block_that_somebody_came_to_hold_stays(make_arena: MakeArena) -> None:
+    arena = make_arena(seed=16, capacity_blocks=16)
+    evictor = actor(arena, "run a 01", "release a", "evict 1")
+    other = actor(arena, "run b 01", "check b")
+    for line in range(2):
+        arena.perform(evictor, line)
+    stand(arena, evictor, 2, "chosen")
+    arena.perform(other, 0)
+    let_go_on(arena, evictor, 2)
+    assert arena.said(evictor)[-1]["evicted"] == 0
+    arena.perform(other, 1)
+    end(arena)
+
+
+def test_a_chosen_block_that_has_got_a_child_stays(make_arena: MakeArena) -> None:
+    arena = make_arena(seed=17, capacity_blocks=16)
+    evictor = actor(arena, "run a 01", "release a", "evict 1", "run c 012", "check c")
+    other = actor(arena, "run b 012", "release b")
+    for line in range(2):
+        arena.perform(evictor, line)
+    stand(arena, evictor, 2, "chosen")
+    for line in range(2):
+        arena.perform(other, line)
+    let_go_on(arena, evictor, 2)
+    assert arena.said(evictor)[-1]["evicted"] == 0  # the child was no candidate yet
+    for line in (3, 4):
+        arena.perform(evictor, line)
+    assert arena.said(evictor)[-1]["matched"] == 3
+    end(arena)
+
+
+@pytest.mark.parametrize("step", ["found", "touched"])
+@pytest.mark.parametrize("after", ["run c 34", "run c 34 0", "run c 01", "wait"])
+def test_a_block_that_was_found_may_live_another_life(make_arena: MakeArena, step: str, after: str) -> None:
+    """It is free, being filled, another prefix or the same one again by the time it is held."""
+    arena = make_arena(seed=18, capacity_blocks=16)
+    one = actor(arena, "run a 01", "release a", "run b 01", "check b")
+    other = actor(arena, "evict 16", after)
+    for line in range(2):
+        arena.perform(one, line)
+    stand(arena, one, 2, step)
+    for line in range(2):
+        arena.perform(other, line)
+    let_go_on(arena, one, 2)
+    arena.perform(one, 3)
+    end(arena)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_that_saw_the_same_free_block(make_arena: MakeArena, first: int) -> None:
+    arena = make_arena(seed=19, capacity_blocks=16)
+    two = [actor(arena, f"run a{number} {number}{number}", f"check a{number}") for number in range(2)]
+    for hand in two:
+        stand(arena, hand, 0, "seen_free")
+    for number in (first, 1 - first):
+        let_go_on(arena, two[number], 0)
+    for hand in two:
+        arena.perform(hand, 1)
+    assert states(arena).count(INDEXED) == 4
+    end(arena)
+
+
+def neighbours(index_entries: int) -> tuple[str, str]:
+    """Two blocks whose keys begin to look for a place at the same one."""
+    homes: dict[int, str] = {}
+    for name in "0123456789abcdefghijklmnopqrstuvwxyz":
+        home = int.from_bytes(key_of(tokens_of(name))[:8], "little") % index_entries
+        if home in homes:
+            return homes[home], name
+        homes[home] = name
+    raise AssertionError("no two keys have one home")
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("steps", [("placing", "placed"), ("placed", "placed"), ("placing", "placing")])
+def test_two_enter_one_key_at_two_places(make_arena: MakeArena, first: int, steps: tuple[str, str]) -> None:
+    """The first place is taken when one looks, and empty when the other does: both entries are in for a moment."""
+    arena = make_arena(seed=20, capacity_blocks=16)
+    neighbour, name = neighbours(arena.control.layout.index_entries)
+    clearer = actor(arena, f"run x {neighbour}", "release x", "evict 1")
+    two = [actor(arena, f"run a {name}", "check a", "tidy", "check a") for _ in range(2)]
+    arena.perform(clearer, 0)
+    arena.perform(clearer, 1)
+    stand(arena, two[0], 0, "placing")
+    arena.perform(clearer, 2)
+    stand(arena, two[1], 0, steps[1])
+    if steps[0] != "placing":
+        arena.put(two[0], "pause_at", STEPS[steps[0]])
+        arena.wait_for(lambda: arena.word(two[0], "step") == STEPS[steps[0]], "the first one to go on")
+    for number in (first, 1 - first):
+        let_go_on(arena, two[number], 0)
+    for line in (1, 2, 3):
+        for hand in two:
+            arena.perform(hand, line)
+    assert states(arena).count(SEALED) <= 1
+    assert states(arena).count(INDEXED) == 1
     end(arena)
 
 
@@ -222,7 +322,6 @@ def test_a_stopped_reclaimer_does_not_keep_others_from_their_work(make_arena: Ma
     arena.end()
 
 
-@pytest.mark.xfail(strict=True, reason="only the holder of the tidy role reclaims")
 def test_a_stopped_tidy_thread_does_not_keep_the_dead_in_their_slots(make_arena: MakeArena) -> None:
     """Whoever has the job is stopped: what dies meanwhile is given back all the same."""
     arena = make_arena(seed=8)

@@ -26,6 +26,8 @@ from tests.chaos.stopwatch import Stopwatch
 from tests.chaos.traffic import Traffic
 
 _IDLE_S = 0.001
+_REPORT_EVERY = 200
+"""Operations between two reports of how long calls took."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,6 @@ class Worker:
             self._serve(region, pool)
         if tidy is not None:
             tidy.close()
-        self._journal.note(times=self._call.report(), cas=pool._context.compare_and_swaps)
         pool.close()
         region.close()
         self._put(rows.STATE, rows.STOP)
@@ -138,6 +139,8 @@ class Worker:
                 self._put(rows.STATE, rows.RUN)
                 traffic.step()
                 self._put(rows.COUNT, traffic.count)
+                if traffic.count % _REPORT_EVERY == 0:
+                    self._journal.note(times=self._call.report())
                 if self._order.publishes and region.try_lead("publisher"):
                     self._put(rows.ROLES, self._get(rows.ROLES) | rows.LEADS_PUBLISHER)
                 time.sleep(self._rng.random() * 2 * self._order.calm_s)
@@ -150,6 +153,7 @@ class Worker:
             else:
                 traffic.finish()
                 assert pool.held_blocks() == 0, f"{pool.held_blocks()} blocks are held by no request"
+                self._journal.note(times=self._call.report())
                 if command == rows.STOP:
                     return
                 self._put(rows.STATE, rows.QUIET)

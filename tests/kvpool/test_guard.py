@@ -328,7 +328,7 @@ def test_a_duplicate_that_was_given_back_is_watched(house: House) -> None:
 
 def test_a_duplicate_found_late_is_watched(house: House) -> None:
     pool = house.join()
-    table = house.start(pool, "r", [1, 2])
+    table = house.start(pool, "r", [1, 2, 3, 4])
     other = house.start(pool, "s", [1, 2])
     assert table is not None
     assert other is not None
@@ -336,13 +336,15 @@ def test_a_duplicate_found_late_is_watched(house: House) -> None:
     places = [(home + step) % len(house.control.index) for step in range(layout.WINDOW)]
     for place in places:  # nobody finds room
         house.control.index[place] = 1
-    house.seal(pool, table, [1, 2])
+    key, following = keys_of([1, 2, 3, 4])
+    pool.seal(table, 0, key, [1, 2])
     for place in places:
         house.control.index[place] = 0
     house.seal(pool, other, [1, 2])
     own = table.block(0)
     assert own != other.block(0)
-    assert pool.catch_up() == 1
+    assert pool.catch_up() == 0
+    pool.seal(table, 1, following, [3, 4])
     assert table.block(0) == other.block(0)
     assert house.mark(own) == POISONED
     assert house.bytes_of(own)[0] == POISON
@@ -760,3 +762,59 @@ def test_a_real_death_in_the_middle_of_a_block(house: House, guarded: bool) -> N
     assert pool.allocate(table, 14)
     pool.release(table)
     assert pool.check_integrity() == ""
+
+
+WORKER = """
+import random, sys
+from kvpool import Pool, Region
+from tests.kvpool.test_guard import SIZE, House, keys_of
+region = Region.attach(sys.argv[1])
+pool = Pool.create(region, guard=sys.argv[2] == "True")
+house = House.__new__(House)
+house.region = region
+rng = random.Random(int(sys.argv[3]))
+open_tables = []
+for request in range(int(sys.argv[4])):
+    tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 13))]
+    table = house.start(pool, f"request-{request}", tokens)
+    if table is not None:
+        open_tables.append(table)
+        house.seal(pool, table, tokens)
+        for position in range(len(table.keys)):
+            assert house.bytes_of(table.block(position))[0] == 1 + sum(tokens[: (position + 1) * SIZE])
+    while len(open_tables) > 2 or (open_tables and table is None):
+        pool.release(open_tables.pop(rng.randrange(len(open_tables))))
+    pool.check_guard()
+    if request % 50 == 0:
+        pool.tidy()
+print("done", flush=True)
+"""
+
+
+def test_processes_that_really_run_side_by_side_raise_no_alarm(make_house: MakeHouse) -> None:
+    """Two in guard mode, one not, in a pool that is always short, and a fourth that is killed on its way."""
+    house = make_house(40)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(house.region.path), str(guarded), str(seed), str(requests)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for seed, (guarded, requests) in enumerate([(True, 800), (False, 800), (True, 800), (True, 10**9)])
+    ]
+    try:
+        told = [child.communicate(timeout=90) for child in children[:3]]
+        assert children[3].poll() is None, children[3].communicate()
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+    for out, errors in told:
+        assert out == "done\n", errors
+    pool = house.join()
+    assert pool.check_integrity() == ""
+    pool.reset()
+    assert pool.allocate(pool.table("everything"), 40)
