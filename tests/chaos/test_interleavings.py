@@ -83,7 +83,7 @@ def test_two_seal_one_key_and_one_stands_on_the_way(make_arena: MakeArena, step:
             arena.perform(one, line)
     for line in range(4, 7):
         arena.perform(two, line)
-    assert states(arena).count(SEALED) <= 2  # indexed late, or private beside equal ones that are
+    assert states(arena).count(SEALED) <= 3  # indexed late, or private beside equal ones that are
     end(arena)
 
 

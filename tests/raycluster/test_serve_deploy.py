@@ -218,7 +218,7 @@ def test_a_request_is_served_through_the_router(deployed: Operated) -> None:
 
     directory = deployed.state()["routing"]["directory"]
     assert directory["state"] == "live"
-    assert {pool["pool"] for pool in directory["pools"]} == deployed.replicas().keys()
+    assert {name for pool in directory["pools"] for name in pool["replica_ids"]} == deployed.replicas().keys()
     assert len(directory["pools"]) == REPLICAS
     assert {pool["replica_id"] for pool in deployed.check_directory()} == deployed.replicas().keys()
 
@@ -271,8 +271,9 @@ def test_another_policy_is_applied_in_the_same_cluster_without_a_failed_request(
     assert {answer.headers["x-kvatlas-replica"] for answer in answers} == deployed.replicas().keys()
     assert not before.keys() & deployed.replicas().keys(), "Serve replaces what has other arguments"
 
-    def pools() -> set[str]:
-        return {pool["pool"] for pool in deployed.state()["routing"]["directory"]["pools"]}
+    def routed() -> set[str]:
+        pools = deployed.state()["routing"]["directory"]["pools"]
+        return {name for pool in pools for name in pool["replica_ids"]}
 
-    wait_until(lambda: pools() == deployed.replicas().keys(), 20, pools)  # those of before have left
+    wait_until(lambda: routed() == deployed.replicas().keys(), 20, routed)  # those of before have left
     assert len(deployed.check_directory()) == REPLICAS
