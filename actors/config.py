@@ -54,7 +54,7 @@ class PoolConfig:
     tidy_s: float = 0.3
     """Seconds between two passes that give back what dead processes held and repair what they left half done."""
     guard: bool = False
-    """Compare token ids at every hit, mark freed blocks and check for strange writes. Slower; to find faults."""
+    """Verify blocks on their way; a stray write ends the replica, with block and request named. Slower; to find faults."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,13 @@ def test_a_prefix_stays_where_it_is_cached_and_the_header_says_why(served: Serve
 
 
 def test_prefixes_spread_over_the_replicas(served: Served) -> None:
-    homes = {ask(served, prompt).headers["x-kvatlas-replica"] for prompt in prompts(12, 1, seed=2)}
-    assert len(homes) == REPLICAS
+    """Sooner or later: a pool with room for a new prefix is preferred to one that would lose an old one for it."""
+    homes = set()
+    for prompt in prompts(40, 1, seed=2):
+        homes.add(ask(served, prompt).headers["x-kvatlas-replica"])
+        if len(homes) == REPLICAS:
+            return
+    pytest.fail(f"40 new prefixes all went to {homes}")
 
 
 def test_metrics_answers_and_status_tell_the_same_hits(served: Served) -> None:
