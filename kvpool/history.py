@@ -13,8 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from kvpool import slot as process_slot
 from kvpool.control import Control
-from kvpool.layout import REPLICA_ID_BYTES, SLOT_WORD_COUNT, SLOT_WORDS, SLOTS
+from kvpool.layout import SLOTS
 
 EVENTS: Final = {1: "taken", 2: "sealed", 3: "given back", 4: "reclaimed"}
 TAKEN, SEALED, GIVEN_BACK, RECLAIMED = EVENTS
@@ -48,7 +49,7 @@ def note(control: Control, block: int, event: int, slot: int, now_ns: int) -> No
     """Adds an event to the history of `block`, which is in the hands of the process in `slot`."""
     words, first = control.history, KEPT * block
     words[first + 1 : first + KEPT] = words[first : first + KEPT - 1]
-    life = _word(control, slot, "generation") & 0xFF
+    life = process_slot.word(control, slot, "generation") & 0xFF
     words[first] = event << 60 | slot + 1 << 53 | life << 45 | now_ns // _TICK_NS & _TIME_MASK
 
 
@@ -59,7 +60,7 @@ def events(control: Control, block: int) -> list[Event]:
         if word >> 60 in EVENTS:
             slot = (word >> 53 & 0x7F) - 1
             pid, replica_id = process_in(control, slot)
-            if pid and _word(control, slot, "generation") & 0xFF != word >> 45 & 0xFF:
+            if pid and process_slot.word(control, slot, "generation") & 0xFF != word >> 45 & 0xFF:
                 pid, replica_id = 0, ""
             at_s = (word & _TIME_MASK) * _TICK_NS / 1e9
             found.append(Event(EVENTS[word >> 60], slot, pid, replica_id, at_s))
@@ -68,11 +69,9 @@ def events(control: Control, block: int) -> list[Event]:
 
 def process_in(control: Control, slot: int) -> tuple[int, str]:
     """Returns process id and replica id of whoever has `slot` now; 0 and '' when nobody has."""
-    if not 0 <= slot < SLOTS or not (pid := _word(control, slot, "pid")):
+    if not 0 <= slot < SLOTS or not (pid := process_slot.word(control, slot, "pid")):
         return 0, ""
-    first = slot * SLOT_WORD_COUNT + SLOT_WORDS["replica_id"]
-    text = control.slots[first : first + REPLICA_ID_BYTES // 8].tobytes()
-    return pid, text.rstrip(b"\0").decode("utf-8", "replace")
+    return pid, process_slot.text(control, slot)
 
 
 def describe_process(control: Control, slot: int) -> str:
@@ -84,8 +83,3 @@ def _name(slot: int, pid: int, replica_id: str) -> str:
     if not pid:
         return f"slot {slot}, whose process has left"
     return f"process {pid}{f' ({replica_id})' if replica_id else ''} in slot {slot}"
-
-
-def _word(control: Control, slot: int, name: str) -> int:
-    value: int = control.slots[slot * SLOT_WORD_COUNT + SLOT_WORDS[name]]
-    return value

@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvpool import layout
 from kvpool.control import Control
 from kvpool.errors import PoolError
 from kvpool.layout import COUNTERS, HISTOGRAM_BUCKETS, HISTOGRAMS, SLOT_WORD_COUNT, SLOT_WORDS
 from kvpool.process import start_ticks
-from kvpool.region import Region
+
+if TYPE_CHECKING:
+    from kvpool.region import Region
 
 _SUMS = [word for name, word in COUNTERS.items() if not name.startswith("peak_")] + [
     first + bucket for first in HISTOGRAMS.values() for bucket in range(HISTOGRAM_BUCKETS)

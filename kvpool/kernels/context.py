@@ -74,6 +74,24 @@ _HOMES: Final = tuple(int(f"{slot:06b}"[::-1], 2) for slot in range(layout.SLOTS
 """Where slots begin to look for free blocks, in 64ths of the pool: each halves the widest gap left."""
 
 
+_ARRAYS: Final = {
+    STATE: "state",
+    HOLDERS: "holders",
+    LAST_USE: "last_use",
+    BORN: "born",
+    CHILDREN: "children",
+    PARENT: "parent",
+    FILLED: "filled",
+    KEY: "key",
+    LABEL: "label",
+    TOKENS: "tokens",
+    FREE_BITS: "free",
+    DIRTY_BITS: "dirty",
+    INDEX: "index",
+}
+"""Which of the layout's arrays each of these fields points to."""
+
+
 class Context:
     """The record of one process; `address` is what entries take. Keeps its private arrays alive, not the mapping."""
 
@@ -93,19 +111,6 @@ class Context:
             HEADER: base,
             SLOTS: base + layout.SLOTS_OFFSET,
             SLOT: base + layout.SLOTS_OFFSET + slot * layout.SLOT_BYTES,
-            STATE: base + plan.offsets["state"],
-            HOLDERS: base + plan.offsets["holders"],
-            LAST_USE: base + plan.offsets["last_use"],
-            BORN: base + plan.offsets["born"],
-            CHILDREN: base + plan.offsets["children"],
-            PARENT: base + plan.offsets["parent"],
-            FILLED: base + plan.offsets["filled"],
-            KEY: base + plan.offsets["key"],
-            LABEL: base + plan.offsets["label"],
-            TOKENS: base + plan.offsets["tokens"],
-            FREE_BITS: base + plan.offsets["free"],
-            DIRTY_BITS: base + plan.offsets["dirty"],
-            INDEX: base + plan.offsets["index"],
             REFS: self.refs.ctypes.data,
             HEAP: heap.ctypes.data,
             SCRATCH: self.scratch.ctypes.data,
@@ -119,6 +124,7 @@ class Context:
             BIT: int(np.uint64(1 << slot).astype(np.int64)),
             HOME: plan.bitmap_words * _HOMES[slot] >> 6,
         }
+        values |= {offset: base + plan.offsets[name] for offset, name in _ARRAYS.items()}
         for offset, value in values.items():
             words[offset // 8] = value
         self._words = words

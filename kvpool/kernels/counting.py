@@ -7,57 +7,35 @@ from kvpool.compiled import inner
 from kvpool.kernels.atomics import get, highest_bit, put
 from kvpool.kernels.context import RETRIES, SLOT, TRIES
 
-(
-    ALLOCATED_LOCAL,
-    ALLOCATED_FREE,
-    ALLOCATED_EVICT,
-    ALLOCATIONS,
-    FAILURES_FULL,
-    FAILURES_OWED,
-    REQUESTED,
-    PEAK_REQUESTED,
-    USED_SUM,
-    PEAK_USED,
-    PEAK_HOLDERS,
-    EVICTIONS_IDLE,
-    EVICTED_WHILE_HELD,
-    COW_COPIES,
-    DEDUPS,
-    HASH_COLLISIONS,
-    UNINDEXED_CONTENDED,
-    UNINDEXED_FULL,
-    RESTORED_BITS,
-    RECOUNTED,
-    LATE_INDEXED,
-) = (
-    8 * layout.COUNTERS[name]
-    for name in (
-        "allocated_local_blocks",
-        "allocated_free_blocks",
-        "allocated_evict_blocks",
-        "allocations",
-        "failures_full",
-        "failures_owed",
-        "requested_blocks",
-        "peak_requested_blocks",
-        "used_blocks_sum",
-        "peak_used_blocks",
-        "peak_holders",
-        "evictions_idle",
-        "evicted_while_held",
-        "cow_copies",
-        "dedups",
-        "hash_collisions",
-        "unindexed_contended",
-        "unindexed_full",
-        "restored_bits",
-        "recounted_blocks",
-        "late_indexed_blocks",
-    )
-)
-LIFETIME, IDLE_BEFORE_EVICT, REUSE_GAP = (
-    8 * layout.HISTOGRAMS[name] for name in ("lifetime", "idle_before_evict", "reuse_gap")
-)
+
+def _counter(name: str) -> int:
+    return 8 * layout.COUNTERS[name]
+
+
+ALLOCATED_LOCAL = _counter("allocated_local_blocks")
+ALLOCATED_FREE = _counter("allocated_free_blocks")
+ALLOCATED_EVICT = _counter("allocated_evict_blocks")
+ALLOCATIONS = _counter("allocations")
+FAILURES_FULL = _counter("failures_full")
+FAILURES_OWED = _counter("failures_owed")
+REQUESTED = _counter("requested_blocks")
+PEAK_REQUESTED = _counter("peak_requested_blocks")
+USED_SUM = _counter("used_blocks_sum")
+PEAK_USED = _counter("peak_used_blocks")
+PEAK_HOLDERS = _counter("peak_holders")
+EVICTIONS_IDLE = _counter("evictions_idle")
+EVICTED_WHILE_HELD = _counter("evicted_while_held")
+COW_COPIES = _counter("cow_copies")
+DEDUPS = _counter("dedups")
+HASH_COLLISIONS = _counter("hash_collisions")
+UNINDEXED_CONTENDED = _counter("unindexed_contended")
+UNINDEXED_FULL = _counter("unindexed_full")
+RESTORED_BITS = _counter("restored_bits")
+RECOUNTED = _counter("recounted_blocks")
+LATE_INDEXED = _counter("late_indexed_blocks")
+LIFETIME = 8 * layout.HISTOGRAMS["lifetime"]
+IDLE_BEFORE_EVICT = 8 * layout.HISTOGRAMS["idle_before_evict"]
+REUSE_GAP = 8 * layout.HISTOGRAMS["reuse_gap"]
 _BUCKETS = layout.HISTOGRAM_BUCKETS
 _UNIT_BITS = layout.HISTOGRAM_UNIT_BITS
 

@@ -81,9 +81,3 @@ def recount_children(ctx: int) -> int:
         store(get(ctx + HEADER) + _RECOUNT, 1)
     count(ctx, RECOUNTED, corrected)
     return corrected
-
-
-@inner
-def recount_is_wanted(ctx: int) -> bool:
-    """Whether somebody died where a count may be too high."""
-    return load(get(ctx + HEADER) + _RECOUNT) != 0

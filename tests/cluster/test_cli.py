@@ -26,7 +26,7 @@ def test_help_imports_nothing_heavy(env: dict[str, str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-    for verb in ("serve", "stop", "status", "config", "bench", "directory"):
+    for verb in ("serve", "stop", "status", "config", "bench", "directory", "pool"):
         assert verb in done.stdout
 
 
