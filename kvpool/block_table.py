@@ -13,10 +13,9 @@ Limits: one thread at a time uses a table.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from struct import Struct
 from types import TracebackType
-from typing import Final
+from typing import Final, Protocol
 
 from kvpool.kernels.context import TABLE_BLOCKS, TABLE_COUNT, TABLE_LABEL, TABLE_ROOM, TABLE_UNINDEXED
 from kvpool.layout import LABEL_BYTES
@@ -49,6 +48,13 @@ class Record:
             self.address = self.words.buffer_info()[0]
 
 
+class Owner(Protocol):
+    """What a table knows of its pool."""
+
+    def release(self, table: BlockTable) -> int:
+        """Gives back everything `table` holds; returns how many blocks."""
+
+
 class BlockTable:
     """A request's blocks. Read `request_id`, `blocks`, `keys`, `closed`; everything else belongs to the pool.
 
@@ -56,17 +62,17 @@ class BlockTable:
     block of a copy-on-write -> the block it replaced, held until its bytes are copied.
     """
 
-    __slots__ = ("_release", "_words", "closed", "copy_sources", "keys", "record", "request_id")
+    __slots__ = ("_owner", "_words", "closed", "copy_sources", "keys", "record", "request_id")
 
-    def __init__(self, request_id: str, release: Callable[[BlockTable], int], record: Record) -> None:
-        """`release` gives the blocks back to the pool they came from. `record` is an empty one."""
+    def __init__(self, request_id: str, owner: Owner, record: Record) -> None:
+        """`owner` is the pool that the blocks come from and go back to. `record` is an empty one."""
         self.request_id = request_id
         self.keys: list[bytes] = []
         self.closed = False
         self.copy_sources: dict[int, int] = {}
         self.record = record
         self._words = record.words
-        self._release = release
+        self._owner = owner
         label = request_id.encode() if request_id.isascii() else request_id.encode("utf-8", "surrogatepass")
         # What a block keeps of the id of the request that writes it: the end, because that is what differs.
         _put_label(record.words, TABLE_LABEL, label if len(label) <= LABEL_BYTES else label[-LABEL_BYTES:])
@@ -98,7 +104,7 @@ class BlockTable:
 
     def close(self) -> int:
         """Gives everything back to the pool; the same as `Pool.release`."""
-        return self._release(self)
+        return self._owner.release(self)
 
     def __enter__(self) -> BlockTable:
         return self

@@ -11,7 +11,7 @@ not outlive the call that asked for it, for the same reason.
 from __future__ import annotations
 
 import mmap
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from kvpool.layout import Layout
 
 # On every platform we serve, 'Q' is 8 bytes and 'I' is 4; memoryview.cast refuses explicit byte orders.
 Words = memoryview
+_WORDS_A_BLOCK: Final = {"key": KEY_BYTES // 8, "label": lay.LABEL_BYTES // 8}
 
 
 class Control:
@@ -116,12 +117,13 @@ class Control:
         self._memory[start : start + self._token_bytes] = data
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """Returns a u64 array over a field (`key` has shape [capacity, 2]). Shares memory; drop it before
-        `release()`.
+        """Returns a u64 array over a field (`key` has shape [capacity, 2], `label` [capacity, 4]). Shares memory; drop it
+        before `release()`.
         """
-        if name == "key":
-            offset, count = self.layout.offsets["key"], 2 * self.layout.capacity_blocks
-            return np.frombuffer(self._view, dtype=np.uint64, count=count, offset=offset).reshape(-1, 2)
+        if name in _WORDS_A_BLOCK:
+            wide, offset = _WORDS_A_BLOCK[name], self.layout.offsets[name]
+            count = wide * self.layout.capacity_blocks
+            return np.frombuffer(self._view, dtype=np.uint64, count=count, offset=offset).reshape(-1, wide)
         return np.frombuffer(getattr(self, name), dtype=np.uint64)
 
     def set_all_bits(self, name: str) -> None:

@@ -155,7 +155,7 @@ class Pool:
 
     def table(self, request_id: str) -> BlockTable:
         """Returns a new empty table for a request."""
-        return BlockTable(request_id, self.release, self._spare.pop() if self._spare else Record())
+        return BlockTable(request_id, self, self._spare.pop() if self._spare else Record())
 
     def match(self, table: BlockTable, keys: Sequence[bytes], token_ids: Sequence[int] | None = None) -> int:
         """Holds the longest indexed chain of `keys` for `table` (which must be empty); returns its number of blocks.
@@ -325,7 +325,7 @@ class Pool:
             now = READ_IT if self._reads_clock else self._clock()
             held = entries.release(self._ctx, table.record.address, now)
             if held >= 0:
-                self._forget(table)
+                self._forget(table, held)
                 return held
         with self._lock:
             if self._closed:
@@ -351,13 +351,13 @@ class Pool:
         if held:
             self._drop_sources(table, now)
         held += entries.release(self._ctx, table.record.address, now)
-        self._forget(table)
+        self._forget(table, held)
         return held
 
-    def _forget(self, table: BlockTable) -> None:
+    def _forget(self, table: BlockTable, held: int) -> None:
         table.closed = True
         table.keys = []
-        if table in self._tables:
+        if held:
             self._tables.remove(table)
             if len(self._spare) < _SPARE_RECORDS:
                 self._spare.append(table.record)

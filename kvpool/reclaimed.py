@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from kvpool.control import Control
 from kvpool.words import EVICTING, LOCAL, OWNER_SHIFT, STATE_MASK
@@ -53,9 +54,18 @@ def blocks_of(control: Control, slot: int) -> dict[str, tuple[int, ...]]:
     """Returns the blocks in the name of `slot`, by label; those in its local cache under NO_REQUEST."""
     words = control.array("state")
     named = np.flatnonzero((words >> np.uint64(OWNER_SHIFT) & np.uint64(0xFF)) == slot + 1)
+    states = words[named] & np.uint64(STATE_MASK)
+    local, others = named[states == LOCAL], named[(states != LOCAL) & (states != EVICTING)]
     found: dict[str, list[int]] = defaultdict(list)
-    for block in named.tolist():
-        state = control.state[block] & STATE_MASK
-        if state != EVICTING:
-            found[NO_REQUEST if state == LOCAL else control.label(block) or NO_REQUEST].append(block)
+    for run in _runs_of_one_label(control, others):
+        found[control.label(run[0]) or NO_REQUEST].extend(run)
+    if len(local):
+        found[NO_REQUEST].extend(local.tolist())
     return {request: tuple(blocks) for request, blocks in found.items()}
+
+
+def _runs_of_one_label(control: Control, blocks: npt.NDArray[np.int64]) -> list[list[int]]:
+    """`blocks` cut where the label changes: a request's blocks mostly lie side by side, and there may be thousands."""
+    labels = control.array("label")[blocks]
+    cuts = np.flatnonzero((labels[1:] != labels[:-1]).any(axis=1)) + 1
+    return [run.tolist() for run in np.split(blocks, cuts) if len(run)]

@@ -16,14 +16,14 @@ LEAST_BLOCKS: Final = HELD_BLOCKS + 64
 MOST_BLOCKS: Final = 1 << 22
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """`seconds` for each phase of each of `rounds` rounds, over a region of `capacity_blocks` (>= LEAST_BLOCKS).
 
     `startup_blocks` is the size of the region whose start is timed: about 1.5 GB of the demo model's blocks.
     """
 
-    seconds: float = 2.0
-    rounds: int = 3
+    seconds: float = 0.5
+    rounds: int = 9
     capacity_blocks: int = 16_384
     startup_blocks: int = 4096

@@ -11,11 +11,13 @@ from cluster.cli.output import complain, print_json, print_table
 
 
 def pool(
-    seconds: Annotated[float, typer.Option(min=0.001, max=3600, help="Length of each phase.")] = 2.0,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each phase is measured; the median counts.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.001, max=3600, help="Length of each phase.")] = Plan.seconds,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="How often each phase is measured; the median counts.")
+    ] = Plan.rounds,
     capacity_blocks: Annotated[
         int, typer.Option(min=LEAST_BLOCKS, max=MOST_BLOCKS, help="Blocks of the region that the processes share.")
-    ] = 16_384,
+    ] = Plan.capacity_blocks,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False,
 ) -> None:
     """Measure the pool: no model, no server, two processes on one region in /dev/shm. Takes a minute.

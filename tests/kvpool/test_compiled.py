@@ -29,7 +29,7 @@ def test_the_cache_key_names_the_sources(monkeypatch: pytest.MonkeyPatch) -> Non
         return 2 * value
 
     cache = compiled._SourceCache(double)
-    codegen = entries.peek.targetctx.codegen()  # type: ignore[attr-defined]
+    codegen = compiled.dispatchers[entries.peek.__name__].targetctx.codegen()
     before = cache._index_key("signature", codegen)
     assert before == cache._index_key("signature", codegen)
     monkeypatch.setattr(compiled, "_DIGEST", "another")
@@ -38,9 +38,9 @@ def test_the_cache_key_names_the_sources(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_second_process_finds_the_code_compiled() -> None:
     code = (
-        "from kvpool.kernels import entries; "
-        "print(sum(sum(entry.stats.cache_misses.values()) for entry in vars(entries).values() if hasattr(entry, 'stats')),"
-        " sum(sum(entry.stats.cache_hits.values()) for entry in vars(entries).values() if hasattr(entry, 'stats')))"
+        "from kvpool import compiled; from kvpool.kernels import entries; "
+        "stats = [dispatcher.stats for dispatcher in compiled.dispatchers.values()]; "
+        "print(sum(sum(one.cache_misses.values()) for one in stats), sum(sum(one.cache_hits.values()) for one in stats))"
     )
     run(code)
     misses, hits = map(int, run(code).split())
