@@ -142,9 +142,7 @@ class Scheduler:
 
     def force_out(self, sequence: Sequence, cause: str) -> None:
         """`finish` after a failure: through the pool's forced release, which raises the alarm."""
-        if sequence.table is not None:
-            self._pool.force_release(sequence.table, cause)
-            sequence.table = None
+        self._release(sequence, lambda table: self._pool.force_release(table, cause))
         self.finish(sequence)
 
     def _give_way(self) -> bool:
@@ -157,7 +155,7 @@ class Scheduler:
         if not self._in_line and (first := next(self._candidates(), None)):
             # Without a place, those who come later would be served before us again and again.
             sequence, keys = first
-            table = self._pool.table(sequence.request_id)
+            table = self._open_table(sequence)
             self._match(table, keys, sequence)
             self._wait_for(sequence, self._let_go(sequence, table))
         return True
@@ -271,7 +269,7 @@ class Scheduler:
         """Match, then allocate the rest, all or nothing. Sets `table` and `computed` and returns 0; or, with nothing
         held, how many blocks have to be free for it.
         """
-        table = self._pool.table(sequence.request_id)
+        table = self._open_table(sequence)
         matched = self._match(table, keys, sequence)
         computed = matched * self._block_tokens
         if computed == len(sequence.tokens):
@@ -279,7 +277,7 @@ class Scheduler:
             if copied is None:
                 # No block for the copy: give up the tail, which may then be evicted for the recomputed one.
                 self._pool.release(table)
-                table = self._pool.table(sequence.request_id)
+                table = self._open_table(sequence)
                 matched = self._match(table, keys[: matched - 1], sequence)
                 computed = matched * self._block_tokens
             else:
@@ -293,8 +291,13 @@ class Scheduler:
             missing and not self._pool.allocate(table, missing)
         ):
             return self._let_go(sequence, table)
-        sequence.table, sequence.computed = table, computed
+        sequence.computed = computed
         return 0
+
+    def _open_table(self, sequence: Sequence) -> BlockTable:
+        """An empty table, the sequence's from the start: whatever fails from here on, `force_out` gives its blocks back."""
+        sequence.table = self._pool.table(sequence.request_id)
+        return sequence.table
 
     def _let_go(self, sequence: Sequence, table: BlockTable) -> int:
         """Release the matched `table` of a sequence without room; how many blocks have to be free for it.
@@ -304,6 +307,7 @@ class Scheduler:
         """
         missing, room = self._missing(sequence, table), self._pool.available()
         self._pool.release(table)
+        sequence.table = None
         unheld = max(0, self._pool.available() - room)
         needed = -(-len(sequence.tokens) // self._block_tokens)
         return max(1, min(needed, missing + unheld) + len(self.running))

@@ -47,12 +47,14 @@ _ENTERED: Final = (SEALED, INDEXED, EVICTING, FREEING)
 
 
 def check(control: Control, context: Context, slot: int, tables: Collection[BlockTable], alone: bool) -> str:
-    """Returns '' or the first violation. Mutates nothing. `alone`: no other process has a slot."""
+    """Returns '' or the first violation. Mutates nothing. `alone`: no other process has a slot. `tables` is read anew at every
+    look, because other threads open and release tables meanwhile.
+    """
     found = ""
     for look in range(LOOKS):
         if look:
             time.sleep(_PAUSE_S)
-        before, found = found, _look(control, context, slot, tables, alone)
+        before, found = found, _look(control, context, slot, list(tables), alone)
         if not found or (look and found != before):
             return ""
     return found

@@ -545,7 +545,7 @@ class Pool:
         """Returns '' or the first violation in words (`integrity.py` lists what is checked)."""
         with self._lock:
             self._check_usable()
-            return integrity.check(self._control, self._context, self.slot, list(self._tables), self._alone())
+            return integrity.check(self._control, self._context, self.slot, self._tables, self._alone())
 
     def check_guard(self) -> None:
         """Verifies the region's header in guard mode. Raises GuardViolation."""

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -261,6 +262,131 @@ def test_a_failing_step_fails_every_request_and_leaks_nothing(tmp_path: Path) ->
         assert "device lost" in rig.finished["b"]
         with pytest.raises(ReplicaFailed, match="device lost"):
             rig.submit("c", [1])
+
+
+@pytest.mark.parametrize("place", ["demand", "peek", "seal"])
+def test_a_pool_that_fails_in_a_step_gets_every_block_back(tmp_path: Path, place: str) -> None:
+    """As one does whose guard finds a damaged block: after the call has done its work."""
+    entered, gate = threading.Event(), threading.Event()
+    with EngineRig(tmp_path) as rig:
+        real = getattr(rig.pool, place)
+
+        def fail(*arguments: object) -> object:
+            result = real(*arguments)
+            if rig.model.steps > 3:
+                raise GuardViolation("block 3 was written to after it had been sealed")
+            return result
+
+        def hold(_: list[Piece]) -> None:
+            if rig.model.steps == 3:
+                entered.set()
+                wait_for(gate)
+
+        setattr(rig.pool, place, fail)
+        rig.model.before_step = hold
+        rig.submit("a", [1] * 9, max_tokens=50)
+        wait_for(entered)
+        rig.submit("b", [0] * 9, max_tokens=50)
+        gate.set()
+        rig.wait("a", "b")
+        setattr(rig.pool, place, real)
+        assert all("GuardViolation: block 3" in rig.finished[name] for name in "ab")
+        rig.wait_idle()
+        assert rig.pool.stats().open_tables == 0
+        assert rig.pool.stats().blocks["mutable"] == 0
+
+
+@pytest.mark.parametrize("place", ["match", "copy_on_write", "copy_block", "finish_copy", "allocate"])
+def test_an_admission_that_fails_gets_every_block_back(tmp_path: Path, place: str) -> None:
+    """Whatever it had matched by then is the request's already."""
+    prompt = [1, 0, 0, 1] * 2
+    with EngineRig(tmp_path) as rig:
+        rig.submit("before", prompt)
+        rig.wait("before")
+        rig.wait_idle()
+        owner: Any = rig.engine._scheduler if place == "copy_block" else rig.pool
+        name = "_copy_block" if place == "copy_block" else place
+        real = getattr(owner, name)
+
+        def fail(*arguments: object) -> None:
+            real(*arguments)
+            raise RuntimeError("device lost")
+
+        setattr(owner, name, fail)
+        rig.submit("a", prompt, 9)
+        rig.wait("a")
+        setattr(owner, name, real)
+        assert "device lost" in rig.finished["a"]
+        assert rig.pool.held_blocks() == 0
+        assert rig.pool.stats().forced_releases == {"failed step": 1}
+
+
+@pytest.mark.parametrize("after", range(1, 6))
+def test_an_abort_during_a_step_ends_the_request_with_that_step(tmp_path: Path, after: int) -> None:
+    """Three steps of a prompt, then two that decode: in the last one the request ends by itself and is aborted. Another
+    one, which waits for the same prompt, gets its tokens whatever became of the first.
+    """
+    prompt = [1, 0, 0, 1, 1, 1, 0, 1, 0]
+    with EngineRig(tmp_path, step_tokens=4) as rig:
+
+        def abort(_: list[Piece]) -> None:
+            if rig.model.steps == after - 1:
+                rig.engine.abort("a")
+                rig.engine.abort("a")
+
+        rig.model.before_step = abort
+        rig.submit("a", prompt, max_tokens=3)
+        rig.submit("b", prompt, max_tokens=6)
+        rig.wait("b")
+        rig.wait_idle()
+        assert rig.tokens["a"] == continuation(prompt, max(0, after - 2), 2)
+        assert rig.finished.get("a") == ("length" if after == 5 else None)
+        assert rig.tokens["b"] == continuation(prompt, 6, 2)
+        stats = rig.pool.stats()
+        assert (stats.second_releases, stats.open_tables, stats.blocks["mutable"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("how", ["fails", "is aborted"])
+def test_what_a_step_did_not_finish_is_not_found(tmp_path: Path, how: str) -> None:
+    """A block is found when its bytes are there: not when it is planned, not while it is computed."""
+    prompt = [1, 0, 0, 1] * 4
+    with EngineRig(tmp_path, step_tokens=4) as rig:
+        keys = KeySpace(SECRET).block_keys(KeySpace(SECRET).root(KeyRoot("toy", 4, "float32")), prompt, 4)
+        found: list[int] = []
+
+        def look(_: list[Piece]) -> None:
+            found.append(rig.pool.peek(keys))
+            if len(found) == 3:
+                if how == "fails":
+                    raise RuntimeError("device lost")
+                rig.engine.abort("a")
+
+        rig.model.before_step = look
+        rig.submit("a", prompt)
+        if how == "fails":
+            rig.wait("a")
+        else:
+            while len(found) < 3:
+                time.sleep(0.001)
+        rig.wait_idle()
+        assert found == [0, 1, 2]
+        assert rig.pool.peek(keys) == (2 if how == "fails" else 3)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_request_has_the_blocks_of_its_tokens_and_no_more(tmp_path: Path, size: int, more: int) -> None:
+    """Around the ends of blocks, in the prompt and while it decodes: the block of a token is there before it is written."""
+    prompt = [1, 0, 0, 1, 1, 1, 0, 1, 0][: 2 * size + more]
+    with EngineRig(tmp_path, block_tokens=size, step_tokens=64) as rig:
+        pieces: list[Piece] = []
+        rig.model.before_step = pieces.extend
+        rig.submit("a", prompt, max_tokens=2 * size + 2)
+        rig.wait("a")
+        ends = [piece.start + len(piece.tokens) for piece in pieces]
+        assert ends == list(range(len(prompt), len(prompt) + 2 * size + 2))
+        assert [len(piece.blocks) for piece in pieces] == [-(-end // size) for end in ends]
+        assert rig.tokens["a"] == continuation(prompt, 2 * size + 2, 2)
 
 
 def test_a_hanging_step_shows_as_a_stall_and_idling_does_not(tmp_path: Path) -> None:

@@ -84,3 +84,26 @@ def test_a_pool_at_work(exported: Exported, tmp_path: Path) -> None:
         assert exported["kvatlas_kv_block_idle_before_evict_seconds_bucket", "8.58993"] == 2
         assert ("kvatlas_kv_evicted_while_held",) not in exported
         pool.close()
+
+
+def test_a_sample_that_comes_late_takes_nothing_back(exported: Exported, tmp_path: Path) -> None:
+    """Totals never fall and nothing is counted twice, whatever the order of the samples; levels are those of the last."""
+    geometry = BlockGeometry(1, 1, 4, 2, "float32")
+    with (
+        Region.create(tmp_path, "r", geometry, 8, bytes(32), random.Random(0)) as region,
+        Pool.create(region) as pool,
+    ):
+        metrics = PoolMetrics(Meters({"model": "m", "replica_id": "r0"}))
+        samples = [pool.stats()]
+        for _ in range(2):
+            with pool.table("r") as table:
+                assert pool.allocate(table, 3)
+                samples.append(pool.stats())
+        for number in (1, 0, 2, 1, 2, 0):
+            metrics.report("home", samples[number])
+            levels = [value for (name, *_), value in exported.items() if name == "kvatlas_kv_blocks"]
+            assert sum(levels) == 8
+            assert min(levels) >= 0
+        assert exported["kvatlas_kv_allocated_blocks", "free"] == 3
+        assert exported["kvatlas_kv_allocated_blocks", "local"] == 3
+        assert exported["kvatlas_kv_blocks", "free", "home"] == 8

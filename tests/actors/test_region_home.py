@@ -110,6 +110,23 @@ def test_what_a_killed_replica_had_cached_is_there_for_the_next(tmp_path: Path, 
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize("scope", ["replica", "node"])
+def test_death_after_death_leaves_one_region(tmp_path: Path, scope: Any) -> None:
+    """Whether the next one has another name or the same, and wherever the last one stood."""
+    for life, number in enumerate((0, 1, 1, 2, 3)):
+        dying = home(tmp_path, replica_id=f"r{number}", scope=scope)
+        assert dying.adopted == (life > 0)
+        pool = Pool.create(dying.region)
+        assert (pool.peek([b"k" * 16]), pool.available()) == (life > 0, 8)
+        table = pool.table("cut off")
+        assert pool.allocate(table, 5)
+        pool.seal(table, 0, b"k" * 16, [1, 2, 3, 4])
+        dying.region.close()  # as a death does
+        assert len(names(tmp_path)) == 1
+    home(tmp_path, scope=scope).region.leave()
+    assert names(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     "other",
     [

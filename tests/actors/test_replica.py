@@ -285,6 +285,30 @@ async def test_tokens_that_come_with_the_first_one_are_counted(replica: Replica)
     assert metrics.first + metrics.following == metrics.generated == len(tokens_of([first, *rest])) == 40
 
 
+async def test_levels_that_cannot_be_told_harm_nobody(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither an answer nor the replica's health, and the next ones are told."""
+    metrics = replica._metrics
+    assert isinstance(metrics, Recorded)
+    told = asyncio.Event()
+
+    def fail(*_: Any) -> None:
+        told.set()
+        raise ValueError("-0.3875 is no level")
+
+    monkeypatch.setattr("actors.replica._LEVELS_PERIOD_S", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics, "levels", fail)
+        _, deltas = await collect(replica, request_of("hello"))
+        assert len(tokens_of(deltas)) == 8
+        await asyncio.wait_for(told.wait(), 10)
+    await replica.check_health()
+    for _ in range(500):
+        if metrics.blocks:
+            break
+        await asyncio.sleep(0.01)
+    assert sum(metrics.blocks.values()) == (await replica.status()).capacity_blocks
+
+
 async def test_health_fails_when_the_step_thread_dies(replica: Replica) -> None:
     await replica.check_health()
 

@@ -186,6 +186,80 @@ def test_without_room_a_prefix_is_not_matched_again_in_every_step() -> None:
             process.step()
 
 
+def test_a_copied_tail_is_let_go_before_the_request_decodes() -> None:
+    """What a request needs for its admission only is not kept for as long as it runs."""
+    with opened(16) as pool:
+        process = Process(pool)
+        process.add("first", prompt(8), 1)
+        process.step()
+        again = process.add("again", prompt(8), 20)
+        while process.live:
+            process.plan()
+            assert again.table is not None
+            assert pool.held_blocks() == len(set(again.table.blocks))
+            process.commit()
+        assert len(process.copies) == 1
+
+
+def reach(process: Process, state: str) -> Sequence:
+    """A request in that state, in a pool of 10 blocks and steps of 4 tokens; most have another one beside them."""
+    steps = 0
+    if state == "without room":
+        process.add("other", prompt(30, 1), 9)
+        leaver = process.add("leaver", prompt(32, 2), 1)
+        steps = 9
+    elif state == "passed over":
+        process.add("other", prompt(16), 1)
+        leaver = process.add("leaver", prompt(16), 1)
+        steps = 1
+    elif state == "prefilling":
+        leaver = process.add("leaver", prompt(16), 1)
+        process.add("waits for it", prompt(16), 1)
+        steps = 1
+    elif state == "decoding":
+        leaver = process.add("leaver", prompt(9), 9)
+        process.add("other", prompt(9), 9)
+        steps = 5
+    else:
+        process.add("other", prompt(16, 1), 24)
+        leaver = process.add("leaver", prompt(8, 2), 32)
+        while not process.scheduler.preemptions:
+            process.step()
+    for _ in range(steps):
+        process.step()
+    return leaver
+
+
+@pytest.mark.parametrize(
+    ("state", "runs", "generates"),
+    [
+        ("without room", False, False),
+        ("passed over", False, False),
+        ("prefilling", True, False),
+        ("decoding", True, True),
+        ("preempted", False, True),
+    ],
+)
+def test_a_request_may_leave_in_any_state(state: str, runs: bool, generates: bool) -> None:
+    """It leaves nothing behind, and whoever waited for it goes on."""
+    with opened(10) as pool:
+        process = Process(pool, step_tokens=4)
+        leaver = reach(process, state)
+        assert ("leaver" in process.running, "leaver" in process.waiting) == (runs, not runs)
+        assert (leaver.generated > 0) == generates
+        process.end(leaver)
+        assert "leaver" not in [*process.running, *process.waiting]
+        running = [sequence.table for sequence in process.scheduler.running]
+        assert pool.held_blocks() == len({block for table in running if table for block in table.blocks})
+        process.scheduler.finish(leaver)  # who was told twice
+        steps = 0
+        while process.live:
+            process.step()
+            steps += 1
+            assert steps < 60, process.waiting
+        assert pool.stats().second_releases == 0
+
+
 @pytest.mark.parametrize("guard", [False, True])
 def test_token_ids_are_compared_in_guard_mode_only(pair: tuple[PoolView, PoolView], guard: bool) -> None:
     view, _ = pair
@@ -599,3 +673,16 @@ def test_a_process_with_the_oldest_place_is_never_asked_and_the_others_wait_thei
                     served.append(number)
                 assert not oldest or process.scheduler.preemptions == before
         assert sorted(served) == [0, 1]
+
+
+def test_a_waiting_request_goes_on_when_the_one_it_waits_for_is_forced_out() -> None:
+    with opened(10) as pool:
+        process = Process(pool, step_tokens=4)
+        first = process.add("first", prompt(16), 1)
+        process.add("waits for it", prompt(16), 1)
+        process.step()
+        process.scheduler.force_out(first, "test")
+        process.live.remove(first)
+        for _ in range(20):
+            process.step()
+        assert not process.live, process.waiting

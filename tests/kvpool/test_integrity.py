@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -192,6 +192,23 @@ def test_another_process_in_the_middle_of_a_step_is_no_violation(rig: Rig) -> No
         assert rig.pool.check_integrity() == "block 0 has free bit 1 but is INDEXED, generation 0"
         control.free[0] &= ~1
     control.release()
+
+
+def test_a_request_that_ends_during_the_look_is_no_violation(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release takes no lock, so another thread's may come at any point of the check."""
+    table = rig.pool.table("ends meanwhile")
+    assert rig.pool.allocate(table, 2)
+    real = integrity._check_parents
+
+    def and_then_it_ends(*arguments: Any) -> str:
+        found = real(*arguments)
+        if not table.closed:
+            table.close()
+        return found
+
+    monkeypatch.setattr(integrity, "_check_parents", and_then_it_ends)
+    assert rig.pool.check_integrity() == ""
+    assert table.closed
 
 
 def test_a_region_at_rest_is_checked_without_a_process(rig: Rig) -> None:

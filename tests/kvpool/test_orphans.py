@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvpool import BlockGeometry, PoolError, Region, ofd_lock, orphans, region_file, sweep
+from kvpool import BlockGeometry, PoolError, Region, RegionMismatch, ofd_lock, orphans, region_file, sweep
 
 GEOMETRY = BlockGeometry(1, 1, 4, 2, "float32")
 
@@ -195,6 +195,19 @@ def test_nothing_of_another_shape_is_adopted(tmp_path: Path) -> None:
     os.truncate(path, 10_000)
     assert adopt(tmp_path) is None
     assert sweep(tmp_path, "kv-") == [path]
+
+
+def test_what_other_weights_computed_is_never_adopted(tmp_path: Path) -> None:
+    path = orphan(tmp_path, "kv-1", 100.0)
+    assert (
+        orphans.adopt(tmp_path, "kv-", geometry=GEOMETRY, fingerprint=b"g" * 32, owner=OWNER, capacity_blocks=None)
+        is None
+    )
+    with pytest.raises(RegionMismatch, match="another model"):
+        Region.adopt(path, geometry=GEOMETRY, fingerprint=b"g" * 32, owner=OWNER)
+    region = adopt(tmp_path)
+    assert region is not None
+    region.close()
 
 
 def test_of_many_adopters_each_gets_another_one(tmp_path: Path) -> None:

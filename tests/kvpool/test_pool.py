@@ -254,6 +254,27 @@ def test_allocate_nothing_and_less(rig: Rig) -> None:
     assert rig.pool.stats().open_tables == 0
 
 
+def test_numbers_below_zero_change_nothing(rig: Rig) -> None:
+    """A count or a position below zero is refused, or is none; it never counts backwards."""
+    rig.cache([1, 2, 3, 4])
+    table = rig.run("r", [1, 2, 3, 4, 5])
+    before = rig.pool.stats()
+    blocks, keys = table.blocks, list(table.keys)
+    for refused, why, call in (
+        (ValueError, "cannot allocate -1", lambda: rig.pool.allocate(table, -1)),
+        (PoolError, "no position -1", lambda: rig.pool.copy_on_write(table, -1)),
+        (PoolError, "position -1 is not the next", lambda: rig.pool.seal(table, -1, bytes(16), [5, 6])),
+        (ValueError, "-1 of 3 tokens", lambda: rig.pool.count_prefix(3, -1)),
+        (ValueError, "-1 of -1 tokens", lambda: rig.pool.count_prefix(-1, -1)),
+    ):
+        with pytest.raises(refused, match=why):
+            call()
+    assert rig.pool.evict(-5) == 0
+    assert rig.pool.stats() == before
+    assert (table.blocks, table.keys) == (blocks, keys)
+    rig.pool.release(table)
+
+
 def test_peek_holds_and_counts_nothing(rig: Rig) -> None:
     rig.cache([1, 2, 3, 4])
     before = rig.pool.stats()
@@ -373,6 +394,38 @@ def test_a_lost_free_bit_costs_no_block(rig: Rig) -> None:
     assert rig.pool.tidy().restored_bits == 4  # the other four are in the local cache
     assert rig.pool.check_integrity() == ""
     control.release()
+
+
+def test_two_processes_that_see_the_same_room(rig: Rig) -> None:
+    """What is free is a hint: of two that go by it one gets nothing, is told so, and may have the rest."""
+    with Region.attach(rig.region.path) as region, Pool.create(region) as other:
+        assert rig.pool.available() == other.available() == 8
+        first, second = rig.pool.table("first"), other.table("second")
+        assert rig.pool.allocate(first, 7)
+        assert not other.allocate(second, 7)
+        assert (second.blocks, other.held_blocks()) == ([], 0)
+        assert other.stats().allocation_failures == {"full": 1, "owed": 0}
+        assert other.available() == 1
+        assert other.allocate(second, 1)
+        assert sorted(first.blocks + second.blocks) == list(range(8))
+        assert not rig.pool.allocate(first, 1)
+        rig.pool.release(first)
+        assert other.check_integrity() == rig.pool.check_integrity() == ""
+        other.release(second)
+
+
+def test_what_fits_is_found_again_to_the_last_block(make_rig: MakeRig) -> None:
+    """Nothing is given up before there is need, however full the pool is."""
+    rig = make_rig(capacity_blocks=512)
+    prompts = [[number, number, *range(6)] for number in range(128)]
+    for prompt in prompts:
+        rig.cache(prompt)
+    assert rig.pool.unused() == 0
+    for prompt in prompts:
+        with rig.pool.table("again") as table:
+            assert rig.pool.match(table, rig.keys(prompt), prompt) == 4
+    assert rig.pool.stats().evictions == {"idle": 0, "waiting": 0}
+    assert rig.pool.stats().dedups == 0
 
 
 def test_dirty_bits_follow_every_change_of_the_index(rig: Rig) -> None:
