@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -12,3 +13,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # How long an example takes says more about the machine than about us.
 settings.register_profile("kvatlas", deadline=None)
 settings.load_profile("kvatlas")
+
+# Signals that whoever started us ignores (a shell ignores SIGINT for a command in the background) would be ignored by every
+# process that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
