@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import random
 import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.raycluster.conftest import REPLICAS, Served
+from tests.raycluster.clients import Load, directory_of, is_whole, remembered
+from tests.raycluster.conftest import Served
 from tests.raycluster.directory_check import check_is_clean
 from tests.raycluster.server_process import regions
 from tests.raycluster.waiting import until
@@ -26,60 +24,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.slow, pytest.mark.
 LEASE_S = 3.0
 
 
-def directory_of(served: Served) -> dict[str, Any]:
-    found: dict[str, Any] = served.state()["routing"]["directory"]
-    return found
-
-
-def is_whole(served: Served) -> bool:
-    """Every replica up, its pool known to the router, all of it."""
-    state = served.state()
-    pools = state["routing"]["directory"]["pools"]
-    live = {replica["replica_id"] for replica in state["replicas"]}
-    routed = {name for pool in pools if pool["whole"] for name in pool["replica_ids"]}
-    return len(live) == REPLICAS and routed == live and state["routing"]["directory"]["state"] == "live"
-
-
 def fallbacks_exported(served: Served) -> bool:
     lines = httpx.get(served.metrics_url).text.splitlines()
     return any("kvatlas_router_requests_total" in line and 'outcome="fallback"' in line for line in lines)
-
-
-class Load:
-    """Clients that ask for prompts of a few prefixes, one after the other, until told to stop."""
-
-    def __init__(self, served: Served, clients: int) -> None:
-        self.results: Counter[str] = Counter()
-        self.outcomes: list[tuple[float, str]] = []
-        self._served = served
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(seed,)) for seed in range(clients)]
-
-    def _run(self, seed: int) -> None:
-        rng = random.Random(seed)
-        with httpx.Client(base_url=self._served.url, timeout=60) as client:
-            while not self._stop.is_set():
-                prompt = f"prefix {rng.randrange(6)} " + "of many words " * 20 + str(rng.random())
-                body = {"model": self._served.model, "prompt": prompt, "max_tokens": 6, "ignore_eos": True}
-                answer = client.post("/v1/completions", json=body)
-                route = answer.headers.get("x-kvatlas-route", "")
-                outcome = route.partition("outcome=")[2].partition(";")[0]
-                self.results["ok" if answer.status_code == 200 else answer.text] += 1
-                self.outcomes.append((time.monotonic(), outcome))
-
-    def saw(self, outcome: str, since: float) -> bool:
-        return any(at > since and seen == outcome for at, seen in self.outcomes)
-
-    @contextmanager
-    def running(self) -> Iterator[Load]:
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield self
-        finally:
-            self._stop.set()
-            for thread in self._threads:
-                thread.join(70)
 
 
 def test_redis_killed_under_load_costs_no_request_and_comes_back_whole(served: Served) -> None:
@@ -164,14 +111,6 @@ def test_a_replica_killed_under_load_leaves_routing_and_comes_back(served: Serve
     }
     assert until(lambda: answered_by(served) in newcomer, 30), "the new replica gets no request"
     check_is_clean(served)
-
-
-def remembered(served: Served, prompt: str) -> tuple[str, int]:
-    """Asks for `prompt`; who answered, and how many of its tokens were cached there."""
-    body = {"model": served.model, "prompt": prompt, "max_tokens": 2}
-    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
-    assert answer.status_code == 200, answer.text
-    return answer.headers["x-kvatlas-replica"], int(answer.headers["x-kvatlas-cached-tokens"])
 
 
 def test_a_replica_killed_under_load_comes_back_warm(served: Served) -> None:
