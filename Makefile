@@ -26,8 +26,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV): some minutes, about 2 GB with torch for the CPU"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@echo "Compiling the pool's kernels, once"
-	$(BIN)/python -c "import kvpool.pool"
+	@echo "Compiling the kernels of pool and router, once"
+	$(BIN)/python -c "import kvpool.kernels.key_chain, kvpool.pool, router.service"
 	@touch $@
 
 serve: install ## Serve a model in the foreground (MODEL=demo PORT=8000 ARGS='--mode exact')

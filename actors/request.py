@@ -36,7 +36,8 @@ class GenerateRequest:
     """One sequence to continue.
 
     `request_id` is ours and unique (never the client's x-request-id). `stop` are strings looked for in the new text.
-    `salt` isolates tenants: equal prompts with different salts share no block.
+    `salt` isolates tenants: equal prompts with different salts share no block. `session` is a hint for routing, nothing else:
+    requests with the same one belong together.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class GenerateRequest:
     choice: int = 0
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)

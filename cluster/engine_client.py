@@ -30,5 +30,12 @@ class EngineClient(Protocol):
         ...
 
     async def check_directory(self) -> list[dict[str, Any]]:
-        """Compares pools, directory and mirror: one record (`PoolCheck`) per pool. Raises `DirectoryError`."""
+        """Compares pools, directory and every router's mirror: one record (`PoolCheck`) per pool. Raises `DirectoryError`."""
+        ...
+
+    async def explain(self, request: GenerateRequest) -> dict[str, Any]:
+        """Where the request would go now, and why (`explanation`), ready for JSON. Nothing is sent or booked.
+
+        Raises `ReplicaFailed` while there is no replica.
+        """
         ...

@@ -29,14 +29,31 @@ class Answer:
         message = error.get("message") if isinstance(error, dict) else None
         return str(message or f"HTTP {self.status}")
 
+    @property
+    def code(self) -> str:
+        """The code of an OpenAI error body; empty where there is none."""
+        error = self.body.get("error")
+        return str(error.get("code") or "") if isinstance(error, dict) else ""
+
 
 def get(url: str, timeout_s: float, admin_key: str = "") -> Answer:
     """GET `url`. Raises `UsageError` for a URL that is none, `ServeFailed` when nothing answers."""
+    return _ask(url, None, timeout_s, admin_key)
+
+
+def post(url: str, body: dict[str, Any], timeout_s: float, admin_key: str = "") -> Answer:
+    """POST `body` to `url` as JSON. Raises as `get` does."""
+    return _ask(url, json.dumps(body).encode(), timeout_s, admin_key)
+
+
+def _ask(url: str, data: bytes | None, timeout_s: float, admin_key: str) -> Answer:
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{url} is no HTTP address: give one such as http://127.0.0.1:8000.")
     headers = {"Authorization": f"Bearer {admin_key}"} if admin_key else {}
+    if data is not None:
+        headers["Content-Type"] = "application/json"
     try:
-        with _opener.open(urllib.request.Request(url, headers=headers), timeout=timeout_s) as answer:
+        with _opener.open(urllib.request.Request(url, data, headers), timeout=timeout_s) as answer:
             return Answer(answer.status, _object(answer.read()))
     except urllib.error.HTTPError as error:
         with error:

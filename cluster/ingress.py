@@ -17,6 +17,7 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from cluster.mirror_picture import MirrorPicture
 from cluster.ray_client import replica_statuses
 from cluster.routing import Routing, RoutingSettings
 from cluster.text_codec import TextCodec
@@ -68,6 +69,10 @@ class Ingress:
             self._routing.client,
             codec,
         )
+
+    async def mirror_picture(self) -> MirrorPicture:
+        """What this router's mirror believes; asked by the one that compares all of them."""
+        return await self._routing.client.mirror_picture()
 
 
 def _codec(model_dir: Path) -> TextCodec:

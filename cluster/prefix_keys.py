@@ -14,8 +14,8 @@ class PrefixKeys:
         self._space = KeySpace(secret)
         self._status = status
 
-    def of(self, request: GenerateRequest) -> list[bytes]:
-        """The keys, in order; about a microsecond per block."""
+    def of(self, request: GenerateRequest) -> bytes:
+        """The keys, in order, packed: 16 bytes each; about a third of a microsecond per block of 16 tokens."""
         status = self._status
         root = KeyRoot(status.fingerprint, status.block_tokens, status.kv_dtype, salt=request.salt)
-        return self._space.block_keys(self._space.root(root), request.prompt_token_ids, status.block_tokens)
+        return self._space.packed_block_keys(self._space.root(root), request.prompt_token_ids, status.block_tokens)

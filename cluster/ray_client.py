@@ -1,7 +1,8 @@
 """`EngineClient` over a Ray Serve handle: requests go to replicas as streams of events, errors come back as ours.
 
 Each request has a ticket at the router for as long as it lives; the router's adapter inside Serve finds it there by the id of
-the request. A request whose replica dies before its first token is sent once more, to another replica.
+the request. A request with a cold prefix settles first who computes it (`router/claims.py`). A request whose replica dies before
+its first token is sent once more, to another replica.
 
 Ray wraps what a replica raises (`RayTaskError`) and has errors of its own for dead replicas and full queues. Here they become
 the exceptions that `EngineClient` promises, so that the HTTP app knows nothing of Ray.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -27,19 +29,26 @@ from actors.errors import ReplicaDied, ReplicaFailed, ReplicaOverloaded
 from actors.request import Admitted, Event, GenerateRequest
 from actors.status import ReplicaStatus
 from cluster.directory_check import compare
+from cluster.explanation import explanation
+from cluster.mirror_picture import MirrorPicture, all_routers, own_name, picture_of
 from cluster.prefix_keys import PrefixKeys
 from kvpool.directory import DirectoryReader, DirectoryUnavailable
+from router.claims import Claims
 from router.mirror import Mirror
 from router.service import RouteService
+from router.sharing import Sharing
 
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
 """A replica that takes longer to tell its status is left out."""
 
+CHECK_S = 10.0
+"""How long a replica or a router may take to tell all its keys."""
+
 
 class RayEngineClient:
-    """Requests and status over `handle`, routed by `routes`. `mirror` and `open_reader` are None without a directory."""
+    """Requests and status over `handle`, routed by `routes`. All after `keys` is None without a directory."""
 
     def __init__(
         self,
@@ -48,6 +57,8 @@ class RayEngineClient:
         keys: PrefixKeys,
         mirror: Mirror | None = None,
         open_reader: Callable[[], DirectoryReader] | None = None,
+        claims: Claims | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         self._streams = handle.options(method_name="generate", stream=True)
         self._handle = handle
@@ -55,6 +66,8 @@ class RayEngineClient:
         self._keys = keys
         self._mirror = mirror
         self._open_reader = open_reader
+        self._claims = claims if claims is not None else Claims(None, routes, clock=time.monotonic)
+        self._sharing = sharing
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event]:
         """See `EngineClient.generate`. Leaving the generator early, by `aclose` or cancellation, aborts the request.
@@ -63,7 +76,12 @@ class RayEngineClient:
         """
         keys = self._keys.of(request)
         prompt_tokens, output_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
-        with self._routes.ticket(request.request_id, keys, prompt_tokens, output_tokens) as ticket:
+        request_id, session = request.request_id, request.session
+        with (
+            self._routes.ticket(request_id, keys, prompt_tokens, output_tokens, session=session) as ticket,
+            self._claims.place(request_id, ticket.keys) as place,
+        ):
+            await place.settle()
             for is_last_try in (False, True):
                 has_token = False
                 try:
@@ -76,6 +94,7 @@ class RayEngineClient:
                             elif not has_token:
                                 has_token = True
                                 ticket.started()
+                                place.end()
                             yield event
                     return
                 except ReplicaDied as error:
@@ -105,17 +124,45 @@ class RayEngineClient:
 
     def routing(self) -> dict[str, Any]:
         """See `EngineClient.routing`."""
-        return self._routes.report()
+        sharing = self._sharing.report() if self._sharing is not None else None
+        return {**self._routes.report(), "sharing": sharing, "claims": self._claims.report()}
 
     async def check_directory(self) -> list[dict[str, Any]]:
         """See `EngineClient.check_directory`; empty without a directory."""
         if self._mirror is None or self._open_reader is None:
             return []
-        answers = await ask_all(self._handle, "indexed_keys", 5 * ANSWER_S)
+        answers = await ask_all(self._handle, "indexed_keys", CHECK_S)
         truth = dict(answer for answer in answers if not isinstance(answer, BaseException))
         if not truth or len(truth) < len(answers):
             raise DirectoryUnavailable(f"{len(truth)} of {len(answers)} replicas told what they hold: try again")
-        return [asdict(found) for found in await asyncio.to_thread(compare, truth, self._mirror, self._open_reader)]
+        pictures = await self._pictures()
+        return [asdict(found) for found in await asyncio.to_thread(compare, truth, pictures, self._open_reader)]
+
+    async def mirror_picture(self) -> MirrorPicture:
+        """What this router's mirror believes; nothing without a directory."""
+        if self._mirror is None:
+            return MirrorPicture(own_name(), {})
+        return await asyncio.to_thread(picture_of, own_name(), self._mirror, time.monotonic())
+
+    async def _pictures(self) -> list[MirrorPicture]:
+        """The mirrors of all routers of this application, by name. Raises `DirectoryUnavailable` unless every one has told."""
+        routers = await all_routers()
+        if routers is None:
+            return [await self.mirror_picture()]
+        answers = await ask_all(routers, "mirror_picture", CHECK_S)
+        pictures = [answer for answer in answers if isinstance(answer, MirrorPicture)]
+        if own_name() not in {picture.router for picture in pictures} or len(pictures) < len(answers):
+            raise DirectoryUnavailable(f"{len(pictures)} of {len(answers)} routers told what they believe: try again")
+        return sorted(pictures, key=lambda picture: picture.router)
+
+    async def explain(self, request: GenerateRequest) -> dict[str, Any]:
+        """See `EngineClient.explain`."""
+        names = [status.replica_id for status in await self.status()]
+        if not names:
+            raise ReplicaFailed("No replica is available: see `kvatlas status`.")
+        sizes = (len(request.prompt_token_ids), request.sampling.max_tokens)
+        decision = self._routes.explain(self._keys.of(request), *sizes, names, request.session)
+        return explanation(decision, *sizes, self._routes.report()["directory"])
 
 
 def _as_a_request_of_its_own(send: Callable[[GenerateRequest], Any], request: GenerateRequest) -> Any:

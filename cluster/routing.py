@@ -1,4 +1,7 @@
-"""Connects an ingress to the directory: a mirror that follows it, and a router, installed where Serve's adapter finds it."""
+"""Connects an ingress to the directory: a mirror that follows it, and a router, installed where Serve's adapter finds it.
+
+With a directory the router shares its bookings with those of other ingresses, and cold prefixes are claimed.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -19,12 +24,19 @@ from cluster import membership
 from cluster.prefix_keys import PrefixKeys
 from cluster.ray_client import RayEngineClient
 from kvpool.directory import DirectoryReader, Space
+from kvpool.directory.exchange import ClaimStore, Exchange
 from router import registry
+from router.claim_keeper import ClaimKeeper, KeeperThread
+from router.claims import Claims
+from router.decision_log import DecisionLog
 from router.follower import FollowerThread
+from router.logged_service import LoggedRouteService
 from router.metrics import RayRouterMetrics
 from router.mirror import Mirror
+from router.outbox import Outbox
 from router.route_config import RouteConfig
 from router.service import RouteService
+from router.sharing import Sharing, new_origin
 
 _log = logging.getLogger(__name__)
 _LEVELS_PERIOD_S = 1.0
@@ -39,61 +51,116 @@ class RoutingSettings:
     policy: RouteConfig = field(default_factory=RouteConfig)
 
 
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """What opens the parts of a directory that a router uses."""
+
+    reader: Callable[[], DirectoryReader]
+    exchange: Callable[[], Exchange]
+    claims: Callable[[], ClaimStore]
+
+
 class Routing:
     """The way to the replicas of `engine`, one of which reports `status`. Build it where an event loop runs.
 
-    Starts the follower's thread and a task that reports levels; `close` ends both.
+    Starts the threads that follow the directory, share bookings and keep claims, and a task that reports levels; `close`
+    ends them all.
     """
 
     def __init__(
         self, engine: DeploymentHandle[Any], model_name: str, settings: RoutingSettings, status: ReplicaStatus
     ) -> None:
-        open_reader = _reader(settings, status)
-        mirror = follower = None
-        if open_reader is not None:
-            mirror = Mirror(default_lease_s=settings.directory.lease_s)
-            follower = FollowerThread(open_reader(), mirror, clock=time.monotonic, rng=random.SystemRandom())
-        routes = RouteService(
+        with contextlib.ExitStack() as parts:
+            self._connect(engine, model_name, settings, status, parts)
+            self._parts = parts.pop_all()  # nothing failed: they live until `close`
+
+    def close(self) -> None:
+        """Stop following, sharing and reporting; Serve's router finds nobody to ask any more. Idempotent."""
+        self._parts.close()
+
+    def _connect(
+        self,
+        engine: DeploymentHandle[Any],
+        model_name: str,
+        settings: RoutingSettings,
+        status: ReplicaStatus,
+        parts: contextlib.ExitStack,
+    ) -> None:
+        """Builds everything; leaves with `parts` what ends it, in the order in which it began."""
+        clock, rng = time.monotonic, random.SystemRandom()
+        lease_s = settings.directory.lease_s
+        ends = _ends(settings, status)
+        metrics = RayRouterMetrics(model_name)
+        outbox = Outbox(new_origin(rng), clock)
+        mirror = follower = sharing = claims = None
+        if ends is not None:
+            mirror = Mirror(default_lease_s=lease_s)
+            follower = FollowerThread(ends.reader(), mirror, clock=clock, rng=rng)
+            parts.callback(follower.close)
+        build: Callable[..., RouteService] = RouteService
+        if settings.policy.decision_log:
+            log = DecisionLog(Path(settings.policy.decision_log).expanduser())
+            parts.callback(log.close)
+            build = partial(LoggedRouteService, log=log, unix_clock=time.time)
+        routes = build(
             mirror,
             settings.policy,
             block_tokens=status.block_tokens,
-            clock=time.monotonic,
-            rng=random.SystemRandom(),
-            metrics=RayRouterMetrics(model_name),
-            fresh_s=settings.directory.lease_s,
+            clock=clock,
+            rng=rng,
+            metrics=metrics,
+            fresh_s=lease_s,
             connected=lambda: follower is not None and follower.alive and follower.follower.connected,
             problem=lambda: follower.follower.problem if follower is not None else "",
+            announce=outbox.announce if ends is not None else None,
         )
+        if ends is not None:
+            sharing = Sharing(ends.exchange, outbox, routes, clock=clock, rng=rng, lease_s=lease_s)
+            parts.callback(sharing.close)
+            store = ends.claims()
+            keeper = ClaimKeeper(store, clock)
+            parts.callback(KeeperThread(keeper, store).close)
+            claims = Claims(
+                keeper,
+                routes,
+                clock=clock,
+                origin=outbox.origin,
+                block_tokens=status.block_tokens,
+                least_tokens=settings.policy.claim_tokens,
+                noted=metrics.claimed,
+            )
         keys = PrefixKeys(settings.membership.secret, status)
-        self.client = RayEngineClient(engine, routes, keys, mirror, open_reader)
-        self._deployment = engine.deployment_name
-        self._follower = follower
-        self._reporter = asyncio.create_task(_report_levels(routes))
-        registry.install(self._deployment, routes)
-
-    def close(self) -> None:
-        """Stop following and reporting; Serve's router finds nobody to ask any more. Idempotent."""
-        registry.remove(self._deployment)
-        self._reporter.cancel()
-        if self._follower is not None:
-            self._follower.close()
+        self.client = RayEngineClient(
+            engine, routes, keys, mirror, ends.reader if ends is not None else None, claims, sharing
+        )
+        parts.callback(asyncio.create_task(_report_levels(routes, sharing, metrics)).cancel)
+        registry.install(engine.deployment_name, routes)
+        parts.callback(registry.remove, engine.deployment_name)
 
 
-def _reader(settings: RoutingSettings, status: ReplicaStatus) -> Callable[[], DirectoryReader] | None:
-    """What opens the directory for reading; None where there is none."""
+def _ends(settings: RoutingSettings, status: ReplicaStatus) -> _Ends | None:
+    """What opens the directory; None where there is none."""
     url = settings.directory.redis_url
     if not url:
         _log.warning("no directory.redis_url: requests are routed by load only, not to where their prefix is cached")
         return None
     from kvpool.directory.redis_backend import RedisReader
+    from kvpool.directory.redis_exchange import RedisClaimStore, RedisExchange
 
     cluster_id = membership.joined(settings.membership).cluster_id
     space = Space(cluster_id, status.fingerprint, status.block_tokens)
-    return lambda: RedisReader(url, space)
+    return _Ends(
+        lambda: RedisReader(url, space),
+        lambda: RedisExchange(url, space, random.SystemRandom()),
+        lambda: RedisClaimStore(url, space),
+    )
 
 
-async def _report_levels(routes: RouteService) -> None:
+async def _report_levels(routes: RouteService, sharing: Sharing | None, metrics: RayRouterMetrics) -> None:
     while True:
         with contextlib.suppress(Exception):  # metrics are a courtesy
             routes.report_levels()
+            if sharing is not None:
+                now = sharing.report()
+                metrics.shared(now["routers"], now["bookings"], now["sent"], now["received"], now["dropped"])
         await asyncio.sleep(_LEVELS_PERIOD_S)

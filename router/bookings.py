@@ -1,4 +1,4 @@
-"""The work that this process has sent to replicas, counted from the moment it is decided.
+"""The work that routers have sent to replicas, counted from the moment it is decided.
 
 A replica reports its load a few times a second. Without bookings every request that is decided between two reports would
 see the same idle replica, and they would all go there.
@@ -13,184 +13,212 @@ request that decodes.
 
 The keys of a booked prompt are promised: the replica has them or is about to compute them, and a later request with
 the same prefix waits for them there instead of computing them again. They are promised by that replica alone, also where others
-share its pool: those have a block once it is sealed, and do not wait for one that is being computed. Every prompt holds
-all keys before each of its keys, so the set of promised keys is prefix-closed, and the longest promised prefix is a binary
-search.
+share its pool: those have a block once it is sealed, and do not wait for one that is being computed.
 
-Memory is bounded by the requests in flight. Costs: booking and releasing take a fraction of a microsecond per key, the
-queries a few microseconds per replica. Not thread-safe: the owner holds a lock.
+Other routers' bookings stand in the same table, under their origin and the request's id. They bring a ladder of keys in place
+of all (`booking_event.py`). When they were accepted is not known: they count as accepted when they were heard of. One that is
+older than `REMOTE_LIFE_S` is dropped, because whoever made it may be gone without a word.
+
+Memory is bounded by the requests in flight. Booking and releasing cost the same whatever the length of the prompt, a few
+microseconds; what `survey` costs, `kernels/booking_columns.py` says. Not thread-safe: the owner holds a lock.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
+from kvpool.keys import KEY_BYTES
+from router.booking_event import Ladder
+from router.booking_table import Booking, BookingTable, IntArray, Reported, Roll, packed_ladder
+
 SETTLE_S: Final = 0.1
-
-
-@dataclass(slots=True)
-class Booking:
-    """One request at one replica. `accepted_at` is None until the replica took it. Times are monotonic seconds."""
-
-    request_id: str
-    replica_id: str
-    prompt_tokens: int
-    uncached_tokens: int
-    keys: Sequence[bytes]
-    booked_at: float
-    accepted_at: float | None = None
-    started: bool = False
-
-    @property
-    def owed_tokens(self) -> int:
-        """Prompt tokens that the replica has yet to compute, as far as this process knows."""
-        return 0 if self.started else self.uncached_tokens
-
-
-@dataclass(slots=True)
-class _Replica:
-    bookings: dict[str, Booking] = field(default_factory=dict)
-    unreported: dict[str, Booking] = field(default_factory=dict)  # of these, what no report contains yet
-    owed_tokens: int = 0
-    keys: Counter[bytes] = field(default_factory=Counter)
+REMOTE_LIFE_S: Final = 600.0
 
 
 class Bookings:
-    """See above."""
+    """See above. Without an origin in its name, a method is about bookings of this process."""
 
     def __init__(self) -> None:
-        self._by_request: dict[str, Booking] = {}
-        self._replicas: dict[str, _Replica] = {}
+        self._table = BookingTable()
+        self._own: dict[str, Booking] = {}
+        self._remote: dict[str, dict[str, Booking]] = {}  # by origin, each the longest known first
+        self._at: dict[str, dict[str, Booking]] = {}  # this process's, by replica
 
     def __len__(self) -> int:
-        return len(self._by_request)
+        return len(self._own)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._by_request
+        return request_id in self._own
+
+    @property
+    def remote(self) -> int:
+        """How many bookings of other routers are known."""
+        return len(self._table.bookings) - len(self._own)
+
+    def find(self, request_id: str) -> Booking | None:
+        """Returns the booking of a request; its owner changes it only through the methods here."""
+        return self._own.get(request_id)
+
+    def knows(self, request_id: str) -> bool:
+        """Whether any router's booking of the request is known."""
+        return request_id in self._own or any(request_id in known for known in self._remote.values())
 
     def book(
-        self,
-        request_id: str,
-        replica_id: str,
-        prompt_tokens: int,
-        cached_tokens: int,
-        keys: Sequence[bytes],
-        now: float,
+        self, request_id: str, replica_id: str, prompt_tokens: int, cached_tokens: int, keys: bytes, now: float
     ) -> None:
         """The request is on its way to `replica_id`, where `cached_tokens` of its prompt are expected; not accepted yet.
 
-        Takes the place of an earlier booking of the request. `keys` must not change while it is booked.
+        Takes the place of an earlier booking of the request. `keys` are packed.
         """
         self.release(request_id)
-        uncached_tokens = max(0, prompt_tokens - cached_tokens)
-        self._add(Booking(request_id, replica_id, prompt_tokens, uncached_tokens, keys, now))
+        self._add(
+            Booking(
+                request_id,
+                replica_id,
+                prompt_tokens,
+                max(0, prompt_tokens - cached_tokens),
+                keys,
+                now,
+                blocks=len(keys) // KEY_BYTES,
+            )
+        )
 
-    def move(self, request_id: str, replica_id: str, cached_tokens: int, now: float) -> None:
+    def move(self, request_id: str, replica_id: str, cached_tokens: int, now: float) -> bool:
         """`replica_id` has accepted the request (first said counts), with `cached_tokens` of its prompt.
 
-        Nothing happens if the request is not booked.
+        Returns whether replica or tokens are others than were booked. Nothing happens if the request is not booked.
         """
-        booking = self._by_request.get(request_id)
+        booking = self._own.get(request_id)
         if booking is None:
-            return
-        uncached_tokens = max(0, booking.prompt_tokens - cached_tokens)
+            return False
+        before = (booking.replica_id, booking.owed_tokens)
         if booking.replica_id != replica_id:
             self.release(request_id)
-            booked_at = booking.booked_at
-            booking = Booking(request_id, replica_id, booking.prompt_tokens, 0, booking.keys, booked_at)
+            booking.replica_id, booking.accepted_at, booking.started = replica_id, math.inf, False
             self._add(booking)
-        if booking.accepted_at is None:
+        if booking.accepted_at == math.inf:
             booking.accepted_at = now
-        replica = self._replicas[replica_id]
-        replica.owed_tokens -= booking.owed_tokens
-        booking.uncached_tokens = uncached_tokens
-        replica.owed_tokens += booking.owed_tokens
+        booking.uncached_tokens = max(0, booking.prompt_tokens - cached_tokens)
+        self._table.note(booking)
+        return before != (booking.replica_id, booking.owed_tokens)
 
-    def start(self, request_id: str) -> None:
-        """The first token has come: its prompt is computed."""
-        booking = self._by_request.get(request_id)
-        if booking is not None:
-            self._replicas[booking.replica_id].owed_tokens -= booking.owed_tokens
-            booking.started = True
+    def start(self, request_id: str) -> bool:
+        """The first token has come: its prompt is computed. Returns whether that was new."""
+        return self._start(self._own.get(request_id))
 
-    def release(self, request_id: str) -> None:
-        """The request has ended, on whatever path."""
-        booking = self._by_request.pop(request_id, None)
+    def release(self, request_id: str) -> bool:
+        """The request has ended, on whatever path. Returns whether it was booked."""
+        booking = self._own.pop(request_id, None)
         if booking is None:
-            return
-        replica = self._replicas[booking.replica_id]
-        del replica.bookings[request_id]
-        replica.unreported.pop(request_id, None)
-        if not replica.bookings:
-            del self._replicas[booking.replica_id]
-            return
-        replica.owed_tokens -= booking.owed_tokens
-        counts = replica.keys
-        for key in booking.keys:
-            left = counts[key] - 1
-            if left:
-                counts[key] = left
-            else:
-                del counts[key]
+            return False
+        there = self._at[booking.replica_id]
+        del there[request_id]
+        if not there:
+            del self._at[booking.replica_id]
+        self._table.remove(booking)
+        return True
 
-    def drop_replica(self, replica_id: str) -> None:
-        """The replica is gone, and what was booked there with it."""
-        replica = self._replicas.pop(replica_id, None)
-        if replica is not None:
-            for request_id in replica.bookings:
-                del self._by_request[request_id]
+    def drop_replica(self, replica_id: str) -> list[str]:
+        """The replica is gone, and what any router booked there with it. Returns the requests of this process."""
+        for origin, known in list(self._remote.items()):
+            for request_id in [name for name, booking in known.items() if booking.replica_id == replica_id]:
+                self.release_remote(origin, request_id)
+        return self._release_all(replica_id)
 
-    def keep_replicas(self, replica_ids: Sequence[str]) -> None:
-        """Drops every replica that is not among these."""
-        for replica_id in self._replicas.keys() - set(replica_ids):
-            self.drop_replica(replica_id)
+    def keep_replicas(self, replica_ids: Sequence[str]) -> list[str]:
+        """Drops what this process booked at others than these; returns those requests.
+
+        Other routers' bookings stay: they may have heard of a replica first, and tell of the end themselves.
+        """
+        lost = self._at.keys() - set(replica_ids)
+        return [request_id for replica_id in lost for request_id in self._release_all(replica_id)]
 
     def requests(self, replica_id: str) -> int:
-        """Returns how many requests are booked there."""
-        replica = self._replicas.get(replica_id)
-        return len(replica.bookings) if replica is not None else 0
+        """Returns how many requests of this process are booked there."""
+        return len(self._at.get(replica_id, ()))
 
-    def load(self, replica_ids: Sequence[str], reported_at: Sequence[float | None]) -> list[tuple[int, int]]:
-        """Returns for each replica the prompt tokens owed and the requests that its report does not contain.
+    # Other routers'
 
-        `reported_at`: when the newest report of each arrived; None counts everything. Reports only grow newer: what one of them
-        contained stays contained. Mutates nothing that a caller can see.
+    def book_remote(
+        self, origin: str, request_id: str, replica_id: str, owed_tokens: int, ladder: Ladder, now: float
+    ) -> None:
+        """The router `origin` has booked the request; takes the place of its earlier booking of it."""
+        self.release_remote(origin, request_id)
+        packed, blocks = packed_ladder(ladder), ladder[-1][0] if ladder else 0
+        booking = Booking(
+            request_id, replica_id, owed_tokens, owed_tokens, packed, now, origin, now, False, blocks, len(ladder)
+        )
+        self._remote.setdefault(origin, {})[request_id] = booking
+        self._table.add(booking)
+
+    def start_remote(self, origin: str, request_id: str) -> None:
+        """Its first token has come."""
+        self._start(self._remote.get(origin, {}).get(request_id))
+
+    def release_remote(self, origin: str, request_id: str) -> None:
+        """It has ended."""
+        known = self._remote.get(origin, {})
+        booking = known.pop(request_id, None)
+        if booking is not None:
+            self._table.remove(booking)
+            if not known:
+                del self._remote[origin]
+
+    def drop_origin(self, origin: str) -> None:
+        """That router is gone, or what is known of it is worthless: its bookings with it."""
+        for booking in self._remote.pop(origin, {}).values():
+            self._table.remove(booking)
+
+    def tidy(self, now: float) -> None:
+        """Drops remote bookings that are too old, and gives back what replicas that are gone took. For about once a second."""
+        for origin, known in list(self._remote.items()):
+            for request_id, booking in list(known.items()):
+                if now - booking.booked_at <= REMOTE_LIFE_S:
+                    break
+                self.release_remote(origin, request_id)
+        self._table.tidy()
+
+    # Answers
+
+    def survey(
+        self, roll: Roll, reported_at: npt.NDArray[np.float64], keys: bytes, blocks: IntArray
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """Returns for each replica of `roll` what of a prompt is promised there, and what its report does not contain.
+
+        That is: the leading blocks promised of the prompt with these packed `keys`, at least the `blocks` that are known; prompt
+        tokens owed; requests. `reported_at`: when the newest report of each arrived; minus infinity counts everything.
         """
-        return [self._load(replica_id, at) for replica_id, at in zip(replica_ids, reported_at, strict=True)]
+        return self._table.survey(roll, reported_at - SETTLE_S, keys, blocks)
 
-    def promised_blocks(self, replica_ids: Sequence[str], keys: Sequence[bytes]) -> list[int]:
-        """Returns for each replica how many of `keys`, from the first on, are keys of prompts booked there."""
-        return [self._promised(replica_id, keys) for replica_id in replica_ids]
+    def see(
+        self, known: Reported, depths: npt.NDArray[np.int32], keys: bytes, block_tokens: int, most_tokens: int
+    ) -> IntArray:
+        """See `BookingTable.see`; the `since` of `known` is `SETTLE_S` before the reports arrived."""
+        return self._table.see(known, depths, keys, block_tokens, most_tokens)
 
-    def _load(self, replica_id: str, reported_at: float | None) -> tuple[int, int]:
-        replica = self._replicas.get(replica_id)
-        if replica is None:
-            return 0, 0
-        if reported_at is None:
-            return replica.owed_tokens, len(replica.bookings)
-        unreported = replica.unreported
-        latest = reported_at - SETTLE_S
-        for booking in [
-            one for one in unreported.values() if one.accepted_at is not None and one.accepted_at <= latest
-        ]:
-            del unreported[booking.request_id]
-        return sum(booking.owed_tokens for booking in unreported.values()), len(unreported)
-
-    def _promised(self, replica_id: str, keys: Sequence[bytes]) -> int:
-        replica = self._replicas.get(replica_id)
-        if replica is None or not keys or keys[0] not in replica.keys:
-            return 0
-        held = replica.keys
-        return bisect_left(keys, True, key=lambda key: key not in held)
+    def reach(self, keys: bytes, known: int) -> int:
+        """Returns how many leading blocks of a prompt with these packed keys any booking promises; at least `known`."""
+        return self._table.reach(keys, known)
 
     def _add(self, booking: Booking) -> None:
-        self._by_request[booking.request_id] = booking
-        replica = self._replicas.setdefault(booking.replica_id, _Replica())
-        replica.bookings[booking.request_id] = booking
-        replica.unreported[booking.request_id] = booking
-        replica.owed_tokens += booking.owed_tokens
-        replica.keys.update(booking.keys)
+        self._own[booking.request_id] = booking
+        self._at.setdefault(booking.replica_id, {})[booking.request_id] = booking
+        self._table.add(booking)
+
+    def _start(self, booking: Booking | None) -> bool:
+        if booking is None or booking.started:
+            return False
+        booking.started = True
+        self._table.note(booking)
+        return True
+
+    def _release_all(self, replica_id: str) -> list[str]:
+        lost = list(self._at.get(replica_id, ()))
+        for request_id in lost:
+            self.release(request_id)
+        return lost

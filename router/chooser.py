@@ -1,9 +1,8 @@
 """From what is known of the candidates to a decision.
 
-By policy: each candidate's pool is found by the replica ids of its heartbeats. Its load is its own part of the pool's last
-heartbeat plus the bookings that this heartbeat cannot contain; what it has cached of the prompt is the longer of what the
-directory says of the pool and what prompts booked at the candidate itself promise. The policy ranks; candidates that no live pool
-speaks for come last.
+By policy: `roster.py` has the candidates as columns, from the heartbeats of their pools. To their load come the bookings that
+the heartbeats cannot contain; what each has cached of the prompt is the longer of what the directory says of its pool and
+what prompts booked at the candidate itself promise. The policy ranks; candidates that no live pool speaks for come last.
 
 Replicas that share a pool have the same blocks cached, so among them load decides. A prompt on its way to one of them promises
 nothing to the others: a replica waits for a block that it computes itself, but what another computes it has only once that is
@@ -24,132 +23,116 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvpool.directory.messages import ReplicaLoad
+from router.booking_table import Roll
+from router.calibration import Rates
 from router.decision import RouteDecision
-from router.mirror import Mirror, PoolView
+from router.ledger import Ledger
+from router.mirror import Mirror
 from router.policy import decide
+from router.roster import Roster
 from router.route_config import RouteConfig
-from router.view import RouteRequest, View
+from router.view import FloatColumn, IntColumn, RouteRequest, View
 
 _log = logging.getLogger(__name__)
 
-
-class Booked(NamedTuple):
-    """What bookings add to a replica's own report: prompt tokens owed, requests, leading blocks of the prompt promised."""
-
-    tokens: int
-    requests: int
-    promised_blocks: int
+AskRates = Callable[[tuple[str, ...], FloatColumn], tuple[Rates, float]]
+"""(replicas, what each has measured) -> rates of each, and how much of the prompts was found cached lately."""
 
 
-AskBookings = Callable[[Sequence[str], Sequence[float | None], Sequence[bytes]], list[Booked]]
-"""(replicas, when the report of each arrived (None: no report), keys of the prompt) -> one `Booked` each."""
+class Choice(NamedTuple):
+    """A decision, and of each of its candidates what the directory lists of the prompt, in tokens."""
 
-
-class Home(NamedTuple):
-    """Where a replica lives: its pool, and what the pool's last heartbeat tells of the replica itself."""
-
-    pool: PoolView
-    load: ReplicaLoad
+    decision: RouteDecision
+    listed_tokens: IntColumn
 
 
 class Chooser:
     """See above. `mirror` None: there is no directory. Draws from `rng`."""
 
     def __init__(
-        self, mirror: Mirror | None, config: RouteConfig, block_tokens: int, rng: random.Random, booked: AskBookings
+        self,
+        mirror: Mirror | None,
+        config: RouteConfig,
+        block_tokens: int,
+        rng: random.Random,
+        bookings: Ledger,
+        rates: AskRates,
     ) -> None:
         self._mirror = mirror
+        self._roster = Roster(mirror, block_tokens) if mirror is not None else None
         self._config = config
         self._block_tokens = block_tokens
         self._rng = rng
-        self._booked = booked
+        self._bookings = bookings
+        self._rates = rates
+        self._last = Roll(())  # the candidates of the last fallback
 
-    def by_policy(
-        self, request: RouteRequest, keys: Sequence[bytes], replica_ids: Sequence[str], now: float
-    ) -> RouteDecision | None:
+    def by_policy(self, request: RouteRequest, keys: bytes, replica_ids: Sequence[str], now: float) -> Choice | None:
         """Returns the policy's decision; None when no candidate has a live pool. Raises what the policy raises."""
-        homes = self._homes(now)
-        heard = [replica_id for replica_id in replica_ids if replica_id in homes]
-        if not heard:
+        if self._mirror is None or self._roster is None:
             return None
-        view = self._view(request, keys, heard, [homes[replica_id] for replica_id in heard], now)
+        columns = self._roster.columns(replica_ids, now)
+        candidates = columns.candidates
+        if not candidates.replica_ids:
+            return None
+        depths = self._mirror.depths(keys)
+        # The last prompt token is computed in any case, because its logits are needed: no replica finds a whole prompt.
+        most = max(0, request.prompt_tokens - 1)
+        seen = self._bookings.see(columns.reported, depths, keys, self._block_tokens, most)
+        rates, reuse_share = self._rates(candidates.replica_ids, columns.prefill_tokens_per_s)
+        view = View(
+            candidates.replica_ids,
+            cached_tokens=seen[0],
+            queued_tokens=seen[1],
+            running=seen[2],
+            free_tokens=columns.free_tokens,
+            prefill_tokens_per_s=rates.prefill_tokens_per_s,
+            decode_interference_s=rates.decode_interference_s,
+            waiting=columns.waiting,
+            held_tokens=columns.held_tokens,
+            reuse_share=reuse_share,
+        )
         decision = decide(request, view, self._config, self._rng)
-        if len(heard) == len(replica_ids):
-            return decision
-        return self._with_last(decision, [replica_id for replica_id in replica_ids if replica_id not in homes])
+        if candidates.unheard:
+            decision = self._with_last(decision, candidates.unheard)
+        return Choice(decision, seen[3])
 
     def by_load(self, replica_ids: Sequence[str], reason: str) -> RouteDecision:
         """Returns the fallback decision. `reason` says why it is one."""
-        booked = self._booked(replica_ids, [None] * len(replica_ids), ())
-        load = [one.tokens + one.requests for one in booked]
+        asked = tuple(replica_ids)
+        roll = self._last
+        if roll.replica_ids != asked:
+            roll = self._last = Roll(asked)
+        count = len(asked)
+        zeros = np.zeros(count, np.int64)
+        _, tokens, requests = self._bookings.survey(roll, np.full(count, -np.inf), b"", zeros)
+        load = tokens + requests
         try:
-            chance = [self._rng.random() for _ in load]
+            chance = np.frombuffer(self._rng.getrandbits(64 * count + 1).to_bytes(8 * count + 1, "little")[:-1], "<u8")
         except Exception:
             _log.debug("no random numbers: equals come in the order given", exc_info=True)
-            chance = [0.0 for _ in load]
-        zeros = np.zeros(len(load), np.int64)
-        view = View(
-            list(replica_ids),
-            zeros,
-            np.array([one.tokens for one in booked], np.int64),
-            np.array([one.requests for one in booked], np.int64),
-            zeros,
-            np.zeros(len(load), np.float64),
-        )
-        order = tuple(sorted(range(len(load)), key=lambda index: (load[index], chance[index])))
-        return RouteDecision("least_load", "fallback", reason, view, order, np.array(load, np.float64), {})
+            chance = np.zeros(count, np.uint64)
+        order = tuple(np.lexsort((chance, load)).tolist())
+        view = View(asked, zeros, tokens, requests, zeros, np.zeros(count))
+        return RouteDecision("least_load", "fallback", reason, view, order, load.astype(np.float64), {})
 
-    def _homes(self, now: float) -> dict[str, Home]:
-        """Returns the live pool of every replica; where two claim one, the one heard last."""
-        homes: dict[str, Home] = {}
-        if self._mirror is not None:
-            for pool in self._mirror.pools(now):
-                for load in pool.replicas:
-                    known = homes.get(load.replica_id)
-                    if known is None or pool.age_s < known.pool.age_s:
-                        homes[load.replica_id] = Home(pool, load)
-        return homes
+    def listed_blocks(self, keys: bytes, now: float) -> int:
+        """Returns how many leading blocks of these (packed) some live pool holds."""
+        if self._mirror is None or self._roster is None:
+            return 0
+        slots = self._roster.everyone(now).candidates.slots
+        # Clipped: a pool that has come since has a slot of its own, which is not among these.
+        return int(self._mirror.depths(keys).take(slots, mode="clip").max(initial=0))
 
-    def _view(
-        self, request: RouteRequest, keys: Sequence[bytes], replica_ids: list[str], homes: list[Home], now: float
-    ) -> View:
-        assert self._mirror is not None
-        held = self._mirror.match(keys)
-        booked = self._booked(replica_ids, [now - home.pool.load_age_s for home in homes], keys)
-        # The last prompt token is computed in any case, because its logits are needed: no replica finds a whole prompt.
-        most = max(0, request.prompt_tokens - 1)
-        cached, queued, running = [], [], []
-        for (pool, load), one in zip(homes, booked, strict=True):
-            cached.append(min(most, self._block_tokens * max(held.get(pool.pool, 0), one.promised_blocks)))
-            queued.append(load.queued_prefill_tokens + one.tokens)
-            running.append(load.running + one.requests)
-        return View(
-            replica_ids,
-            np.array(cached, np.int64),
-            np.array(queued, np.int64),
-            np.array(running, np.int64),
-            np.array([home.pool.free_blocks * self._block_tokens for home in homes], np.int64),
-            np.array([home.load.prefill_tokens_per_s for home in homes], np.float64),
-        )
-
-    def _with_last(self, decision: RouteDecision, replica_ids: list[str]) -> RouteDecision:
+    def _with_last(self, decision: RouteDecision, replica_ids: tuple[str, ...]) -> RouteDecision:
         """Returns the decision with these candidates, of which nothing is known but bookings, behind all others."""
         last = self.by_load(replica_ids, "")
-        view, more = decision.view, last.view
         unknown = np.full(len(replica_ids), np.nan)
-        joined = View(
-            [*view.replica_ids, *more.replica_ids],
-            np.concatenate([view.cached_tokens, more.cached_tokens]),
-            np.concatenate([view.queued_tokens, more.queued_tokens]),
-            np.concatenate([view.running, more.running]),
-            np.concatenate([view.free_tokens, more.free_tokens]),
-            np.concatenate([view.prefill_tokens_per_s, more.prefill_tokens_per_s]),
-        )
+        before = len(decision.view)
         return replace(
             decision,
-            view=joined,
-            order=(*decision.order, *(len(view) + index for index in last.order)),
+            view=decision.view.joined(last.view),
+            order=(*decision.order, *(before + index for index in last.order)),
             score=np.concatenate([decision.score, unknown]),
             terms={name: np.concatenate([column, unknown]) for name, column in decision.terms.items()},
         )

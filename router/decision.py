@@ -16,6 +16,8 @@ does, but load (or a policy that does not look at prefixes) decided otherwise. `
 
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 
+_UNITS: Final = {"running": "running_requests", "waiting": "waiting_requests"}
+
 
 def outcome_of(cached_tokens: IntColumn, chosen: int) -> Outcome:
     """Returns the outcome of choosing the candidate with index `chosen`, given what each has cached."""
@@ -30,8 +32,8 @@ class RouteDecision:
     """Candidates by rank, and why.
 
     `order` lists indices into `view`, best first. `terms` are the columns the policy computed, in its own units;
-    `reason` says in a few words what decided, in a fallback why it is one. Lower `score` is better; NaN, in `score` and
-    `terms`, where a candidate was put last without being scored.
+    `reason` says in a few words what decided, in a fallback why it is one. Lower `score` is better, in `score_unit`; NaN, in
+    `score` and `terms`, where a candidate was put last without being scored.
     """
 
     policy: str
@@ -41,6 +43,7 @@ class RouteDecision:
     order: tuple[int, ...]
     score: FloatColumn
     terms: Mapping[str, FloatColumn]
+    score_unit: str = ""
 
     @property
     def replica_id(self) -> str:
@@ -77,14 +80,13 @@ class RouteDecision:
         return "".join(character if " " <= character <= "~" else "?" for character in text)
 
     def explain(self) -> dict[str, Any]:
-        """Everything, ready for JSON: one record per candidate, best first; null for what was not scored."""
-        columns = {
-            "cached_tokens": self.view.cached_tokens,
-            "queued_tokens": self.view.queued_tokens,
-            "running": self.view.running,
-            **self.terms,
-            "score": self.score,
-        }
+        """Everything, ready for JSON: one record per candidate, best first; null for what was not scored or is not known.
+
+        A record has what was seen of the candidate, every term and the score; units are in the names, that of the score is
+        `score_unit`.
+        """
+        columns = {_UNITS.get(name, name): column for name, column in self.view.columns().items()}
+        columns |= {**self.terms, "score": self.score}
         candidates = [
             {
                 "replica_id": self.view.replica_ids[index],
@@ -98,6 +100,8 @@ class RouteDecision:
             "reason": self.reason,
             "replica_id": self.replica_id,
             "predicted_tokens": self.predicted_tokens,
+            "reuse_share": _finite(self.view.reuse_share),
+            "score_unit": self.score_unit,
             "candidates": candidates,
         }
 

@@ -8,8 +8,14 @@ Follow. Read what comes next, waiting for it; apply it. When the mirror wants th
 batch, a wrong digest, a new writer), read it and go back in the log to the position it was taken at. When the log no longer
 has what comes next, or is another log, look again.
 
+Going back helps once. Where what follows a snapshot in the log is itself wrong, only a newer snapshot helps, and until there is
+one the other pools must be heard. So the log is read to where it was before it is gone back in again, and the pauses between that
+grow while a pool still wants it.
+
 When the directory does not answer, the mirror stays as it is and grows old (`Mirror.lag_s`, leases); the follower tries
 again with growing pauses, and then looks.
+
+Who has just begun to follow knows nothing and would decide blindly: `FollowerThread.wait_until_whole` tells when that is over.
 
 Limits: a thread sees changes as soon as the directory answers its blocking read. `close()` takes up to one read
 (`read_s`), or a time-out of the backend.
@@ -18,10 +24,11 @@ Limits: a thread sees changes as soon as the directory answers its blocking read
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from kvpool.directory.backend import Cursor, DirectoryReader, Tip
@@ -31,6 +38,8 @@ from router.mirror import Mirror
 _log = logging.getLogger(__name__)
 FIRST_RETRY_S: Final = 0.1
 LONGEST_RETRY_S: Final = 2.0
+_FIRST_REWIND_S: Final = 0.05
+_LOOK_AGAIN_S: Final = 0.02
 
 
 class Follower:
@@ -47,6 +56,9 @@ class Follower:
         self._mirror = mirror
         self._clock = clock
         self._cursor: Cursor | None = None
+        self._furthest = 0  # where the log was when it was last gone back in
+        self._rewind_at = 0.0
+        self._pause_s = 0.0
 
     def step(self, timeout_s: float) -> bool:
         """Reads and applies once, waiting up to `timeout_s` for an entry.
@@ -83,6 +95,7 @@ class Follower:
         """Reads all snapshots that tell something new; returns where to read on."""
         self.counts["looks"] += 1
         tip = self._reader.tip()
+        self._furthest = 0
         self._mirror.begin(tip.newest)
         start = tip.newest
         for info in self._reader.pools():
@@ -93,12 +106,19 @@ class Follower:
 
     def _repair(self, cursor: Cursor) -> Cursor:
         """Reads the snapshots that the mirror wants; returns where to read on, which may be further back."""
-        start = cursor.position
-        for pool in self._mirror.wants_snapshot(self._clock()):
+        start, now = cursor.position, self._clock()
+        wanted = self._mirror.wants_snapshot(now)
+        if start < self._furthest or now < self._rewind_at:
+            return cursor
+        if not wanted:
+            self._pause_s = 0.0
+        for pool in wanted:
             start = min(start, self._load(pool, start))
         if start == cursor.position:
             return cursor
         self.counts["rewinds"] += 1
+        self._furthest, self._rewind_at = cursor.position, now + self._pause_s
+        self._pause_s = min(max(2 * self._pause_s, _FIRST_REWIND_S), LONGEST_RETRY_S)
         return Cursor(cursor.life, _reachable(self._reader.tip(), start))
 
     def _load(self, pool: str, position: int) -> int:
@@ -135,6 +155,8 @@ class FollowerThread:
     ) -> None:
         self.follower = Follower(reader, mirror, clock)
         self.failure: BaseException | None = None
+        self._mirror = mirror
+        self._clock = clock
         self._reader = reader
         self._rng = rng
         self._read_s = read_s
@@ -146,6 +168,21 @@ class FollowerThread:
     def alive(self) -> bool:
         """Whether the thread runs."""
         return self._thread.is_alive()
+
+    def wait_until_whole(self, replica_ids: Collection[str], timeout_s: float) -> bool:
+        """Waits until the mirror was at the end of the log and has the keys of the pools of all these replicas.
+
+        Returns False when that took longer than `timeout_s`, when following has ended, or was closed. Blocks.
+        """
+        deadline = self._clock() + timeout_s
+        while self.alive:
+            now = self._clock()
+            known = {one for view in self._mirror.pools(now) if view.whole for one in view.replica_ids}
+            if math.isfinite(self._mirror.lag_s(now)) and known.issuperset(replica_ids):
+                return True
+            if now >= deadline or self._stop.wait(_LOOK_AGAIN_S):
+                break
+        return False
 
     def close(self) -> None:
         """Stops following; the mirror stays as it is. Idempotent."""

@@ -13,10 +13,12 @@ from typing import Final, Protocol
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
+from router.claims import ClaimOutcome
 from router.decision import Outcome
 from router.directory_state import STATES, DirectoryState
 
 _DECISION_BOUNDARIES: Final = [2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.1, 1.0]
+_CLAIM_BOUNDARIES: Final = [5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.25, 0.5]
 
 
 class RouterMetrics(Protocol):
@@ -38,8 +40,21 @@ class RouterMetrics(Protocol):
         """Current levels. `resyncs` and `gaps` are totals."""
 
 
+class SharingMetrics(Protocol):
+    """What is reported of bookings shared between routers, and of claims. May raise: the caller does not care."""
+
+    def shared(self, routers: int, bookings: int, sent: int, received: int, dropped: int) -> None:
+        """Current levels: other routers followed, bookings of theirs known here. The last three are totals of changes."""
+
+    def claimed(self, outcome: ClaimOutcome, seconds: float) -> None:
+        """A cold prefix was claimed or waited for, which took this long; once per cold request."""
+
+
 class RayRouterMetrics:
-    """`RouterMetrics` over ray.util.metrics, tagged with the model's name. `levels` is for one thread at a time."""
+    """`RouterMetrics` and `SharingMetrics` over ray.util.metrics, tagged with the model's name.
+
+    `levels` and `shared` are for one thread at a time.
+    """
 
     def __init__(self, model: str) -> None:
         tags = {"model": model}
@@ -72,11 +87,23 @@ class RayRouterMetrics:
         )
         self._resyncs = counter("directory_resyncs", "Snapshots of a pool taken into the mirror.")
         self._gaps = counter("directory_gaps", "Missing batches, each of which made the mirror drop a pool's keys.")
-        self._decision = Histogram(
-            "kvatlas_router_decision_seconds", "Time to decide.", boundaries=_DECISION_BOUNDARIES, tag_keys=keys
+        self._peers = gauge("router_peers", "Other routers whose bookings are followed.")
+        self._remote = gauge("router_remote_bookings", "Requests in flight that other routers told of.")
+        self._sent = counter("router_booking_changes_sent", "Changes of bookings told to other routers.")
+        self._received = counter("router_booking_changes_received", "Changes of bookings that other routers told.")
+        self._dropped = counter(
+            "router_booking_changes_dropped", "Changes not told one by one, and bookings forgotten with their router."
         )
-        self._decision.set_default_tags(tags)
-        self._counted = {"resyncs": 0, "gaps": 0}
+        self._claims = counter("router_claims", "Requests with a cold prefix, by how their claim came out.", "outcome")
+
+        def histogram(name: str, text: str, boundaries: list[float]) -> Histogram:
+            metric = Histogram(f"kvatlas_{name}", text, boundaries=boundaries, tag_keys=keys)
+            metric.set_default_tags(tags)
+            return metric
+
+        self._decision = histogram("router_decision_seconds", "Time to decide.", _DECISION_BOUNDARIES)
+        self._held_up = histogram("router_claim_seconds", "Time a cold request was held up.", _CLAIM_BOUNDARIES)
+        self._counted: dict[Counter, int] = {}
 
     def decided(self, seconds: float) -> None:
         self._decision.observe(seconds)
@@ -103,7 +130,21 @@ class RayRouterMetrics:
         for name in STATES:
             self._state.set(float(name == state), tags={"state": name})
         self._lag.set(lag_s)
-        for counter, key, total in ((self._resyncs, "resyncs", resyncs), (self._gaps, "gaps", gaps)):
-            if total > self._counted[key]:
-                counter.inc(total - self._counted[key])
-                self._counted[key] = total
+        self._count_up({self._resyncs: resyncs, self._gaps: gaps})
+
+    def shared(self, routers: int, bookings: int, sent: int, received: int, dropped: int) -> None:
+        self._peers.set(routers)
+        self._remote.set(bookings)
+        self._count_up({self._sent: sent, self._received: received, self._dropped: dropped})
+
+    def claimed(self, outcome: ClaimOutcome, seconds: float) -> None:
+        self._claims.inc(tags={"outcome": outcome})
+        self._held_up.observe(seconds)
+
+    def _count_up(self, totals: dict[Counter, int]) -> None:
+        """Brings each counter up to its total."""
+        for counter, total in totals.items():
+            more = total - self._counted.get(counter, 0)
+            if more > 0:
+                counter.inc(more)
+                self._counted[counter] = total

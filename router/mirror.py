@@ -1,41 +1,56 @@
 """A process's copy of the directory: which pool holds which keys, how busy its replicas are, and how sure that is.
 
-One thread (the follower) writes, any number read. A pool's keys are a set. It is `whole` while every batch since its
-snapshot arrived in order and the digest after each was right; when one is missing, or a digest differs, its keys are
-dropped at once, and `wants_snapshot` says that it needs a new one. Entries that were seen before change nothing.
+One thread (the follower) writes, any number read. All pools' keys are in one table (`key_table.py`), where each pool
+whose keys are known has a slot. A pool is `whole` while every batch since its snapshot arrived in order and the
+digest after each was right; when one is missing, or a digest differs, its keys are dropped at once, and
+`wants_snapshot` says that it needs a new one. Entries that were seen before change nothing.
 
-Another writer of a pool (other incarnation or epoch) means that the keys known of it are worthless: dropped at once. In
-the log the later writer is the right one, because the fence lets nobody else write after it. What is known of the replicas' load
-stays with the region: it outlives a publisher, which another process may have replaced, and ends with the incarnation.
+Another writer of a pool (other incarnation or epoch) means that the keys known of it are worthless: dropped at once.
+In the log the later writer is the right one, because the fence lets nobody else write after it. What is known of the
+replicas' load stays with the region: it outlives a publisher, which another process may have replaced, and ends with
+the incarnation.
 
-Signs of life are entries that arrive for the first time. One late heartbeat (`suspect_s`) makes a pool suspect; after its
-lease it is no longer in the view, though its keys are kept: a pool that was only paused is back with its next heartbeat,
-if number and digest still agree. After `forget_leases` leases it is forgotten. A pool that was read from a snapshot and has
-not been heard since is not in the view: old data in the directory never becomes a route.
+Signs of life are entries that arrive for the first time. One late heartbeat (`suspect_s`) makes a pool suspect; after
+its lease it is no longer in the view, though its keys are kept: a pool that was only paused is back with its next
+heartbeat, if number and digest still agree. After `forget_leases` leases it is forgotten. A pool that was read from a
+snapshot and has not been heard since is not in the view: old data in the directory never becomes a route.
 
-Matching is a binary search, because a pool that has a key has all keys before it, at every moment, also in the middle of a
-batch.
+Matching relies on a pool that has a key having all keys before it, at every moment: see `kernels/depths.py`. A
+snapshot fills a slot of its own and takes the place of what was known of the pool when it is complete. A batch is
+applied in one step.
 
-Memory: about 110 bytes a key and pool; pools beyond `max_pools` and keys beyond `max_keys` of a pool are not taken, and
-counted.
+Readers see the state between two batches of the log, and between two slices of something longer: a snapshot, or a
+pool's keys being dropped, which are out of sight at once and are taken out little by little with the entries that
+follow. `version` says whether what was read of the pools still holds. A slot that was read stays without meaning for
+a while after its pool lost it, so that depths that are read a moment later are 0 for it, not another pool's.
 
-Limits: readers see single steps of a batch (each is a right answer of its own). They take no lock: a look-up in a set and
-the replacement of a reference are atomic in CPython.
+Memory: that of the table (`key_table.py`), 38 to 52 bytes a key however many pools hold it, and some 9 more for every
+64 pools where more than seven do. Keys that were dropped count until they are taken out. Pools beyond `max_pools` and
+keys beyond `max_keys` of a pool are not taken, and counted.
+
+Limits: as the table's. While a snapshot is read in, each look-up counts holders one by one, which takes a little longer.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from kvpool.directory.backend import LogEntry, PoolInfo, StoredSnapshot
-from kvpool.directory.digest import changed, digest_of
 from kvpool.directory.errors import MalformedEntry
-from kvpool.directory.messages import Batch, Gone, Heartbeat, Message, ReplicaLoad, Writer, split_keys
+from kvpool.directory.messages import Batch, Gone, Heartbeat, Message, ReplicaLoad, Snapshot, Writer, split_keys
+from kvpool.keys import KEY_BYTES
+from router.beats import Beats
+from router.key_table import NO_SLOT, KeyTable
+
+_MOMENT_S = 5e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +69,9 @@ class MirrorLimits:
 class PoolView:
     """One pool as the router sees it. `whole` false: its keys are not known just now, its load is.
 
-    `age_s`: since its last sign of life. `load_age_s`: since the heartbeat that brought `free_blocks` and `replicas`; infinite
-    until there was one (both are empty then). A new epoch of the same region keeps all three.
+    `slot`: its index in what `Mirror.depths` returns; one whose depth is always 0 when the pool is not whole.
+    `age_s`: since its last sign of life. `load_age_s`: since the heartbeat that brought `free_blocks` and `replicas`;
+    infinite until there was one (both are empty then). A new epoch of the same region keeps all three.
     """
 
     pool: str
@@ -67,6 +83,7 @@ class PoolView:
     replicas: tuple[ReplicaLoad, ...]
     seq: int
     key_blocks: int
+    slot: int
     age_s: float
     load_age_s: float
     lease_s: float
@@ -84,8 +101,7 @@ class _Pool:
     known_since: float
     seq: int = 0
     digest: int = 0
-    keys: set[bytes] = field(default_factory=set)
-    whole: bool = False
+    slot: int = NO_SLOT
     at: int = 0  # entries up to here are in the snapshot
     heard_at: float | None = None
     heard_position: int = 0
@@ -95,61 +111,87 @@ class _Pool:
     retry_at: float = 0.0
     pause_s: float = 0.0
 
+    @property
+    def whole(self) -> bool:
+        return self.slot != NO_SLOT
+
 
 class Mirror:
     """See above. Times are monotonic seconds, given by the caller."""
 
-    def __init__(self, limits: MirrorLimits | None = None, default_lease_s: float = 3.0) -> None:
-        """`default_lease_s` holds for a pool until its first heartbeat."""
+    def __init__(
+        self,
+        limits: MirrorLimits | None = None,
+        default_lease_s: float = 3.0,
+        give_way: Callable[[], None] = lambda: time.sleep(_MOMENT_S),
+    ) -> None:
+        """`default_lease_s` holds for a pool until its first heartbeat. `give_way`: see `KeyTable`."""
         self._limits = limits or MirrorLimits()
         self._default_lease_s = default_lease_s
+        self._table = KeyTable(give_way)
         self._pools: dict[str, _Pool] = {}
         self._newest = 0  # the highest position seen: what comes later is a sign of life
         self._caught_up_at: float | None = None
         self._behind = 0
+        self.version = 0
+        """Another number whenever a pool comes or goes, its writer changes, or whether and in which slot its keys are known."""
+        self._beats = Beats()
         self.counts: Counter[str] = Counter()
         """entries, keys_added, keys_removed, duplicates, malformed, gaps, digest_mismatches, replaced_writers,
         resyncs, overflows, expired."""
 
     # Readers
 
+    def depths(self, packed: bytes) -> npt.NDArray[np.int32]:
+        """Returns how many of the packed keys, from the first on, each pool holds, by `PoolView.slot`.
+
+        It is 0 for a pool that is not whole, and for slots that are nobody's. Raises ValueError for a torn key.
+        """
+        return self._table.depths(packed)
+
     def match(self, keys: Sequence[bytes]) -> dict[str, int]:
         """Returns how many of `keys`, from the first on, each pool holds; only pools whose keys are known."""
+        depths = self.depths(b"".join(keys)).tolist()
         return {
-            name: bisect_left(keys, True, key=lambda key, held=pool.keys: key not in held)  # type: ignore[misc]
+            name: depths[pool.slot]
             for name, pool in self._pools.items()
-            if pool.whole and pool.heard_at is not None
+            if 0 < pool.slot < len(depths) and pool.heard_at is not None
         }
 
     def pools(self, now: float) -> list[PoolView]:
         """Returns the pools whose lease holds at `now`, by name."""
-        views = []
-        for name, pool in sorted(self._pools.items()):
-            if pool.heard_at is None or now - pool.heard_at > pool.lease_s:
-                continue
-            age_s = max(0.0, now - pool.heard_at)
-            views.append(
-                PoolView(
-                    pool=name,
-                    incarnation=pool.writer.incarnation,
-                    epoch=pool.writer.epoch,
-                    state="suspect" if age_s > self._limits.suspect_s else "live",
-                    whole=pool.whole,
-                    free_blocks=pool.free_blocks,
-                    replicas=pool.replicas,
-                    seq=pool.seq,
-                    key_blocks=len(pool.keys),
-                    age_s=age_s,
-                    load_age_s=max(0.0, now - pool.load_at),
-                    lease_s=pool.lease_s,
-                )
-            )
-        return views
+        return [view for name, pool in sorted(self._pools.items()) if (view := self._view(name, pool, now)) is not None]
+
+    def view(self, pool: str, now: float) -> PoolView | None:
+        """Returns what `pools` has for this one; None for nothing."""
+        known = self._pools.get(pool)
+        return None if known is None else self._view(pool, known, now)
+
+    @property
+    def beats(self) -> int:
+        """How many heartbeats have brought the load of a pool so far."""
+        return self._beats.count
+
+    def beaten_since(self, mark: int) -> tuple[str, ...] | None:
+        """Returns the pools whose loads came with the heartbeats mark + 1 to `beats`; None when that is too long ago."""
+        return self._beats.since(mark)
 
     def keys(self, pool: str) -> set[bytes]:
-        """Returns a copy of what is known to be in `pool`; empty for a pool that is unknown or not whole."""
-        known = self._pools.get(pool)
-        return known.keys.copy() if known is not None else set()
+        """Returns what is known to be in `pool`; empty for a pool that is unknown or not whole.
+
+        It goes through all keys of all pools, in pieces: of what comes or goes meanwhile, some is in it and some is not.
+        """
+        while True:
+            known = self._pools.get(pool)
+            slot = known.slot if known is not None else NO_SLOT
+            keys = set(split_keys(self._table.keys(slot)))
+            after = self._pools.get(pool)
+            if slot == (after.slot if after is not None else NO_SLOT):
+                return keys
+
+    def memory_bytes(self) -> int:
+        """Returns the memory of the table of keys."""
+        return self._table.memory_bytes()
 
     def lag_s(self, now: float) -> float:
         """Returns for how long the mirror has not been at the end of the log (infinite: never was)."""
@@ -158,6 +200,27 @@ class Mirror:
     def lag_entries(self) -> int:
         """Returns how many entries of the log were known but not applied after the last read."""
         return self._behind
+
+    def _view(self, name: str, pool: _Pool, now: float) -> PoolView | None:
+        if pool.heard_at is None or now - pool.heard_at > pool.lease_s:
+            return None
+        age_s = max(0.0, now - pool.heard_at)
+        slot = pool.slot
+        return PoolView(
+            pool=name,
+            incarnation=pool.writer.incarnation,
+            epoch=pool.writer.epoch,
+            state="suspect" if age_s > self._limits.suspect_s else "live",
+            whole=slot != NO_SLOT,
+            free_blocks=pool.free_blocks,
+            replicas=pool.replicas,
+            seq=pool.seq,
+            key_blocks=self._table.held(slot),
+            slot=slot,
+            age_s=age_s,
+            load_age_s=max(0.0, now - pool.load_at),
+            lease_s=pool.lease_s,
+        )
 
     # The one writer
 
@@ -188,19 +251,36 @@ class Mirror:
             pool = self._replace(snapshot.writer, now)
             if pool is None:
                 return False
-        keys = split_keys(snapshot.keys)
-        fresh = set(keys)
-        if len(keys) > self._limits.max_keys or len(fresh) != len(keys) or digest_of(snapshot.keys) != snapshot.digest:
-            self.counts["overflows" if len(keys) > self._limits.max_keys else "digest_mismatches"] += 1
+        too_many = len(snapshot.keys) > self._limits.max_keys * KEY_BYTES
+        slot = NO_SLOT if too_many else self._fill(snapshot)
+        if slot == NO_SLOT:
+            self.counts["overflows" if too_many else "digest_mismatches"] += 1
             self._distrust(pool, now)
             return False
-        pool.keys, pool.seq, pool.digest, pool.at = fresh, snapshot.seq, snapshot.digest, stored.at
-        pool.whole = True
+        before = pool.slot
+        self._table.show(slot)
+        pool.slot, pool.seq, pool.digest, pool.at = slot, snapshot.seq, snapshot.digest, stored.at
+        if before != NO_SLOT:
+            self._table.drop(before, shown=True)
+        self.version += 1
         self.counts["resyncs"] += 1
         return True
 
+    def _fill(self, snapshot: Snapshot) -> int:
+        """Returns a hidden slot with the keys of a snapshot; NO_SLOT when the digest is another, or a key is there twice."""
+        slot = self._table.take()
+        if slot == NO_SLOT:
+            return slot
+        self._table.expect(len(snapshot.keys) // KEY_BYTES)
+        digest, expected = self._table.change(slot, b"", snapshot.keys, 0)
+        if expected and digest == snapshot.digest:
+            return slot
+        self._table.drop(slot, shown=False)
+        return NO_SLOT
+
     def apply(self, entry: LogEntry, now: float) -> None:
         """Takes one entry of the log, in order; repeating entries is harmless."""
+        self._table.clean()
         is_new = entry.position > self._newest
         self._newest = max(self._newest, entry.position)
         message = entry.message
@@ -227,6 +307,7 @@ class Mirror:
 
     def wants_snapshot(self, now: float) -> list[str]:
         """Returns the pools that need one and may be tried again at `now`; forgets those that are long silent."""
+        self._table.clean()
         for name, pool in list(self._pools.items()):
             last = pool.known_since if pool.heard_at is None else pool.heard_at
             if now - last > pool.lease_s * self._limits.forget_leases:
@@ -241,11 +322,14 @@ class Mirror:
             self._distrust(pool, now)
 
     def _hear(self, pool: _Pool, message: Message, position: int, now: float) -> None:
+        if pool.heard_at is None:
+            self.version += 1
         pool.heard_at = now
         if isinstance(message, Heartbeat) and position > pool.heard_position:
             pool.heard_position = position
             pool.free_blocks, pool.replicas, pool.load_at = message.free_blocks, message.replicas, now
             pool.lease_s = message.lease_s
+            self._beats.note(message.writer.pool)
 
     def _follow(self, pool: _Pool, message: Message, now: float) -> None:
         """Brings the keys of a whole pool in step with a batch or heartbeat of its writer."""
@@ -258,29 +342,18 @@ class Mirror:
             self.counts["gaps"] += 1
             self._distrust(pool, now)
             return
-        digest = pool.digest
+        digest, expected = pool.digest, True
         if isinstance(message, Batch):
-            digest = self._change(pool, message)
-        if digest != message.digest or len(pool.keys) > self._limits.max_keys:
-            self.counts["digest_mismatches" if digest != message.digest else "overflows"] += 1
+            digest, expected = self._table.change(pool.slot, message.removed, message.added, pool.digest)
+            self.counts["keys_removed"] += len(message.removed) // KEY_BYTES
+            self.counts["keys_added"] += len(message.added) // KEY_BYTES
+        right = expected and digest == message.digest
+        if not right or self._table.held(pool.slot) > self._limits.max_keys:
+            self.counts["overflows" if right else "digest_mismatches"] += 1
             self._distrust(pool, now)
             return
         pool.seq, pool.digest = message.seq, digest
         pool.pause_s = 0.0
-
-    def _change(self, pool: _Pool, batch: Batch) -> int:
-        """Applies the keys of `batch`; returns the digest after it, or -1 when a key was not as expected."""
-        removed, added = split_keys(batch.removed), split_keys(batch.added)
-        held = len(pool.keys)
-        for key in removed:
-            pool.keys.discard(key)
-        for key in added:
-            pool.keys.add(key)
-        self.counts["keys_removed"] += len(removed)
-        self.counts["keys_added"] += len(added)
-        if len(pool.keys) != held - len(removed) + len(added):
-            return -1
-        return changed(pool.digest, batch.removed, batch.added)
 
     def _replace(self, writer: Writer, now: float) -> _Pool | None:
         """Begins anew with `writer` for its pool; None when there are too many pools."""
@@ -295,14 +368,27 @@ class Mirror:
             pool.free_blocks, pool.replicas, pool.load_at = known.free_blocks, known.replicas, known.load_at
             pool.lease_s = known.lease_s
         self._pools = {**self._pools, writer.pool: pool}
+        if known is not None:
+            self._let_go(known)
+        self.version += 1
         return pool
 
     def _forget(self, name: str) -> None:
+        known = self._pools.get(name)
         self._pools = {other: pool for other, pool in self._pools.items() if other != name}
+        if known is not None:
+            self._let_go(known)
+        self.version += 1
 
     def _distrust(self, pool: _Pool, now: float) -> None:
         """Drops the keys of `pool`; a first fault is repaired at once, the next ones after growing pauses."""
-        pool.whole = False
-        pool.keys = set()
+        self._let_go(pool)
         pool.retry_at = now + pool.pause_s
         pool.pause_s = min(max(2 * pool.pause_s, self._limits.first_retry_s), self._limits.longest_retry_s)
+
+    def _let_go(self, pool: _Pool) -> None:
+        """From now on nothing is known of the keys of `pool`."""
+        slot, pool.slot = pool.slot, NO_SLOT
+        if slot != NO_SLOT:
+            self._table.drop(slot, shown=True)
+            self.version += 1

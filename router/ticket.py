@@ -16,6 +16,8 @@ from types import TracebackType
 from typing import Protocol
 
 from router.decision import RouteDecision
+from router.tally import Found
+from router.view import IntColumn
 
 
 class TicketOffice(Protocol):
@@ -35,7 +37,7 @@ class TicketOffice(Protocol):
 
 
 class Ticket:
-    """One request: its id (unique among those alive), the keys of its prompt's full blocks, its sizes.
+    """One request: its id (unique among those alive), the packed keys of its prompt's full blocks, its sizes, its session.
 
     The fields below belong to the office, which changes them under its lock.
     """
@@ -43,28 +45,42 @@ class Ticket:
     __slots__ = (
         "_office",
         "admission",
+        "decided_at",
         "decision",
         "is_counted",
         "keys",
+        "listed_tokens",
         "output_tokens",
         "prompt_tokens",
         "request_id",
+        "session",
         "turn",
     )
 
     def __init__(
-        self, office: TicketOffice, request_id: str, keys: Sequence[bytes], prompt_tokens: int, output_tokens: int
+        self,
+        office: TicketOffice,
+        request_id: str,
+        keys: bytes | Sequence[bytes],
+        prompt_tokens: int,
+        output_tokens: int,
+        session: str = "",
     ) -> None:
         self._office = office
         self.request_id = request_id
-        self.keys = tuple(keys)
+        self.keys = keys if isinstance(keys, bytes) else b"".join(keys)
+        self.session = session
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.turn: int | None = None
         self.decision: RouteDecision | None = None
         """The newest decision, the replica that took the request first; None before there is one."""
-        self.admission: tuple[int, int] | None = None
-        """Tokens predicted and measured, of the newest admission."""
+        self.decided_at = 0.0
+        """When it was made, in monotonic seconds."""
+        self.listed_tokens: IntColumn | None = None
+        """Of each of its candidates, what the directory lists of the prompt; None for a fallback."""
+        self.admission: Found | None = None
+        """What was predicted and found, of the newest admission."""
         self.is_counted = False
 
     def admitted(self, replica_id: str, cached_tokens: int) -> None:

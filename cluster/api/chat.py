@@ -14,9 +14,10 @@ from cluster.api.edge import Edge
 from cluster.api.errors import invalid
 from cluster.api.generation import GenerationResponse
 from cluster.api.openapi import json_body
-from cluster.api.plan import check_messages, plan, tokenize
+from cluster.api.plan import Plan, check_messages, plan, tokenize
 from cluster.api.reply import Outcome
 from cluster.api.schemas import ChatRequest, Message, ToolCall
+from cluster.api.session import session_of
 from cluster.api.validation import validate
 
 
@@ -59,15 +60,20 @@ def chat_router(edge: Edge) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         """Continue a conversation."""
         body = await read_object(request, edge.settings.max_body_bytes)
-        fields = validate(ChatRequest, body, edge.settings.model_name)
-        check_messages(edge, len(fields.messages))
-        messages = [template_message(index, message) for index, message in enumerate(fields.messages)]
-        texts = [message.content or "" for message in fields.messages]
-        prompt = await tokenize(edge, [texts], lambda: edge.codec.render_chat(messages), param="messages")
-        planned = plan(edge, fields, [prompt], param="messages", default_max_tokens=None)
+        fields, planned = await plan_chat(edge, body, session_of(request))
         return GenerationResponse(edge, fields, ChatShape(), planned)
 
     return router
+
+
+async def plan_chat(edge: Edge, body: dict[str, Any], session: str = "") -> tuple[ChatRequest, Plan]:
+    """`body`, checked, rendered and tokenized, of the client's `session`. Raises `ApiError`."""
+    fields = validate(ChatRequest, body, edge.settings.model_name)
+    check_messages(edge, len(fields.messages))
+    messages = [template_message(index, message) for index, message in enumerate(fields.messages)]
+    texts = [message.content or "" for message in fields.messages]
+    prompt = await tokenize(edge, [texts], lambda: edge.codec.render_chat(messages), param="messages")
+    return fields, plan(edge, fields, [prompt], param="messages", default_max_tokens=None, session=session)
 
 
 def template_message(index: int, message: Message) -> dict[str, Any]:

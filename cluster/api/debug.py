@@ -1,8 +1,9 @@
-"""GET /debug/state and /debug/directory: for the operator, behind the admin key.
+"""GET /debug/state and /debug/directory, POST /debug/route: for the operator, behind the admin key.
 
 State: what every replica and this process's router say of themselves. Directory: whether the blocks that pools hold, the
-directory lists and this process's mirror believes in are the same ones. Pools move while they are compared, so a small
-difference may be a matter of milliseconds: ask again.
+directory lists and every router's mirror believes in are the same ones. Pools move while they are compared, so a small
+difference may be a matter of milliseconds: ask again. Route: where the request in the body, one for chat or completions, would
+go now and why; it is not sent. The decision is that of the router that answers.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from actors.request import GenerateRequest
+from cluster.api.body import read_object
+from cluster.api.chat import plan_chat
+from cluster.api.completions import plan_completions
 from cluster.api.edge import Edge
-from cluster.api.errors import MESSAGE_CHARS, ApiError, shorten, unavailable
+from cluster.api.errors import MESSAGE_CHARS, ApiError, invalid, shorten, unavailable
 from cluster.api.health import directory_state, replica_statuses
 from cluster.api.json_response import json_response
+from cluster.api.session import session_of
 from kvpool.directory import DirectoryError
 
 
@@ -38,14 +44,29 @@ def debug_router(edge: Edge) -> APIRouter:
 
     @router.get("/debug/directory", response_model=None, include_in_schema=False)
     async def debug_directory(request: Request) -> Response:
-        """One record per replica, of its pool: what is missing, and what is there that should not be."""
+        """One record per pool: what is missing in the directory and in each mirror, and what is there that should not be."""
         require_admin(request, edge.settings.admin_key)
         if directory_state(edge) in ("", "off"):
             raise ApiError(409, _NO_DIRECTORY, code="directory_not_configured")
         pools = await _checked(edge)
         return json_response({"pools": pools, "state": directory_state(edge)})
 
+    @router.post("/debug/route", response_model=None, include_in_schema=False)
+    async def debug_route(request: Request) -> Response:
+        """The decision on the request in the body, as `cluster.explanation` describes it."""
+        require_admin(request, edge.settings.admin_key)
+        body = await read_object(request, edge.settings.max_body_bytes)
+        return json_response(await edge.client.explain(await _asked(edge, body, session_of(request))))
+
     return router
+
+
+async def _asked(edge: Edge, body: dict[str, Any], session: str) -> GenerateRequest:
+    """The one request that `body` is for. Raises `ApiError` as the routes do that would serve it."""
+    _, planned = await (plan_chat if "messages" in body else plan_completions)(edge, body, session)
+    if len(planned.requests) > 1:
+        raise invalid(f"'prompt' holds {len(planned.requests)} prompts: ask about one at a time.", "prompt")
+    return planned.requests[0]
 
 
 _NO_DIRECTORY = (

@@ -20,6 +20,8 @@ THREAD_CHARS = 4096
 TEXT_CHARS = 64
 """What a text costs beside its length, a message's rendering above all, in characters of tokenizing."""
 U64 = 2**64
+SESSION_CHARS = 256
+"""What of a session's name counts: it is a hint, so a longer one is no error."""
 T = TypeVar("T")
 
 
@@ -65,10 +67,12 @@ def plan(
     *,
     param: str,
     default_max_tokens: int | None,
+    session: str = "",
 ) -> Plan:
     """One `GenerateRequest` per prompt, choice numbers in order, under fresh ids and one seed.
 
-    `param` names the body's prompt field in errors; `default_max_tokens` None means "to the end of the context".
+    `param` names the body's prompt field in errors; `default_max_tokens` None means "to the end of the context". `session`, which
+    the body's `prompt_cache_key` overrides, says which requests belong together.
     Raises `ApiError` 400.
     """
     for prompt in prompts:
@@ -87,6 +91,7 @@ def plan(
             choice=choice,
             skip_special_tokens=fields.skip_special_tokens is not False,
             include_stop_str_in_output=bool(fields.include_stop_str_in_output),
+            session=(fields.prompt_cache_key or session)[:SESSION_CHARS],
         )
         for choice, prompt in enumerate(prompts)
     )

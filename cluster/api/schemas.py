@@ -91,6 +91,7 @@ class GenerationFields(_Fields):
     n: PositiveCount | None = None
     user: Text | None = None
     cache_salt: Annotated[Text, Field(min_length=1, max_length=128)] | None = None
+    prompt_cache_key: Text | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
 

@@ -49,9 +49,9 @@ def cores(count: int, allowed: set[int]) -> list[int | None]:
 class Worker:
     """One child, on `core` (None: wherever the kernel likes). As a context manager it ends the child."""
 
-    def __init__(self, core: int | None) -> None:
-        """Starts it; returns at once. Raises BenchFailed when the machine starts no process."""
-        command = [sys.executable, "-m", "cluster.bench.pool_worker", *([] if core is None else [str(core)])]
+    def __init__(self, core: int | None, module: str = "cluster.bench.pool_worker") -> None:
+        """Starts `module`; returns at once. Raises BenchFailed when the machine starts no process."""
+        command = [sys.executable, "-m", module, *([] if core is None else [str(core)])]
         self._errors = os.memfd_create("stderr")  # in memory; gone with us
         try:
             self._process = subprocess.Popen(
@@ -93,7 +93,7 @@ class Worker:
             )
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise BenchFailed(f"The pool cannot be measured: {answer['error']}")
+            raise BenchFailed(f"The measurement is impossible: {answer['error']}")
         return answer
 
     def _line(self, deadline: float) -> bytes | None:

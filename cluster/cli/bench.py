@@ -1,6 +1,6 @@
 """`kvatlas bench serve`: load a running server, or a fresh one for each routing policy, and report.
 
-`kvatlas bench pool` is in `cluster/cli/bench_pool.py`.
+`kvatlas bench pool` is in `cluster/cli/bench_pool.py`, `kvatlas bench router` in `cluster/cli/bench_router.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import typer
 
 from cluster import server_state
 from cluster.cli.bench_pool import pool
+from cluster.cli.bench_router import router
 from cluster.cli.flags import load_config
 from cluster.cli.output import complain, print_json, print_table
 from cluster.cli.serve import Settings
@@ -26,13 +27,14 @@ if TYPE_CHECKING:
 # Before the server's own limit counts, a model may have to be downloaded or converted.
 PREPARE_S = 600.0
 
-bench = typer.Typer(name="bench", help="Measure a server, or the pool.", no_args_is_help=True)
+bench = typer.Typer(name="bench", help="Measure a server, the pool, or the router.", no_args_is_help=True)
 bench.command()(pool)
+bench.command()(router)
 
 
 @bench.callback()
 def _bench() -> None:
-    """Measure a server, or the pool."""
+    """Measure a server, the pool, or the router."""
 
 
 @bench.command()

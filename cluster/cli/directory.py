@@ -1,6 +1,6 @@
-"""`kvatlas directory check`: do pools, directory and the server's mirror tell of the same blocks?
+"""`kvatlas directory check`: do pools, directory and the mirror of every router tell of the same blocks?
 
-The three are read one after the other while requests go on, so a difference may be a change that is on its way. The check is
+They are read one after the other while requests go on, so a difference may be a change that is on its way. The check is
 repeated until there is none, or time is up: what is left then is a fault.
 """
 
@@ -22,7 +22,10 @@ PAUSE_S = 0.2
 ANSWER_S = 40.0
 """Longer than the server takes at most to compare."""
 
-DIFFERENCES = ("directory_missing", "directory_phantom", "mirror_missing", "mirror_phantom")
+DIRECTORY = "directory"
+"""What the server calls the place that is no mirror."""
+
+DIFFERENCES = ("missing", "phantom")
 
 directory = typer.Typer(name="directory", help="Look into a running server's directory.", no_args_is_help=True)
 
@@ -41,7 +44,7 @@ def check(
     ] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False,
 ) -> None:
-    """Compare every pool with the directory and the router's mirror. Exit code 0: no difference, 1: some, or not to tell."""
+    """Compare every pool with the directory and every mirror. Exit code 0: no difference, 1: some, or not to tell."""
     try:
         target = _target(url, port)
         found = settle(lambda: _ask(target), within, time.monotonic, time.sleep)
@@ -58,15 +61,15 @@ def check(
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What the server found: a record per replica, of its pool, or the problem that kept it from looking."""
+    """What the server found: a record per pool (`PoolCheck`), or the problem that kept it from looking."""
 
     pools: list[dict[str, Any]]
     problem: str = ""
 
     @property
     def differing(self) -> int:
-        """Keys missing or phantom, counted for each replica that has the pool, for the directory and for the mirror."""
-        return sum(pool[name] for pool in self.pools for name in DIFFERENCES)
+        """Keys missing or phantom, counted for each pool, for the directory and for each mirror."""
+        return sum(place[name] for pool in self.pools for place in pool["places"] for name in DIFFERENCES)
 
     @property
     def is_clean(self) -> bool:
@@ -113,24 +116,28 @@ def _ask(target: Target) -> Comparison:
 
 
 def _show(found: Comparison, within_s: float) -> None:
-    head = ["POOL", "REPLICA", "BLOCKS", *(name.replace("_", " ").upper() for name in DIFFERENCES)]
-    print_table(head, [_row(pool) for pool in found.pools])
+    rows = [(pool, place) for pool in found.pools for place in pool["places"]]
+    print_table(["POOL", "REPLICAS", "BLOCKS", "PLACE", "MISSING", "PHANTOM"], [_row(*row) for row in rows])
     if found.is_clean:
         say("No difference.")
         return
-    for pool in found.pools:
-        if pool["examples"]:
-            say(f"pool {_name(pool)}, for example {' '.join(pool['examples'])}")
+    for pool, place in rows:
+        if place["examples"]:
+            say(f"pool {_name(pool)}, {_place(place)}: for example {' '.join(place['examples'])}")
     say(
         f"Differences remain after {within_s:g} s: what is missing is computed again, what is phantom misleads the router."
     )
 
 
-def _row(pool: dict[str, Any]) -> list[object]:
-    counts = [f"{pool[name]:,}" for name in DIFFERENCES]
-    return [pool["pool"] or "-", pool["replica_id"] or "-", f"{pool['pool_blocks']:,}", *counts]
+def _row(pool: dict[str, Any], place: dict[str, Any]) -> list[object]:
+    blocks, counts = f"{pool['pool_blocks']:,}", [f"{place[name]:,}" for name in DIFFERENCES]
+    return [pool["pool"] or "-", ",".join(pool["replica_ids"]), blocks, _place(place), *counts]
+
+
+def _place(place: dict[str, Any]) -> str:
+    return str(place["place"]) if place["place"] == DIRECTORY else f"mirror of {place['place']}"
 
 
 def _name(pool: dict[str, Any]) -> str:
     """What to call a pool that may not be in the directory."""
-    return pool["pool"] or f"of {pool['replica_id']}, which no pool in the directory names"
+    return pool["pool"] or f"of {', '.join(pool['replica_ids'])}, which no pool in the directory names"

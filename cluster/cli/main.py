@@ -14,8 +14,10 @@ from actors.errors import ModelNotFound, ModelRefused
 from cluster.cli.bench import bench
 from cluster.cli.config import config
 from cluster.cli.directory import directory
+from cluster.cli.explain import explain
 from cluster.cli.output import complain
 from cluster.cli.pool import pool
+from cluster.cli.replay import replay
 from cluster.cli.serve import serve
 from cluster.cli.status import status
 from cluster.cli.stop import stop
@@ -33,6 +35,8 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(stop)
 app.command()(status)
+app.command()(explain)
+app.command()(replay)
 app.command()(config)
 app.add_typer(bench)
 app.add_typer(directory)

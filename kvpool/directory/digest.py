@@ -12,36 +12,29 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
+from kvpool.kernels.key_digest import sum_of_keys, sum_of_many_keys
+from kvpool.packed import address_of
 
 EMPTY: Final = 0
 """The digest of no keys."""
 
 _MASK: Final = (1 << 64) - 1
+_MANY: Final = 4096
+"""From so many keys on, other threads may run meanwhile. For fewer, waiting for the interpreter again would take longer."""
 
 
 def digest_of(packed: bytes) -> int:
     """Returns the digest of the keys in `packed` (16 bytes each, all different). Raises ValueError for a torn key."""
-    return int(_mixed(packed).sum(dtype=np.uint64))
+    return _sum(packed) & _MASK
 
 
 def changed(digest: int, removed: bytes, added: bytes) -> int:
-    """Returns the digest after the packed keys `removed` left the set and `added` came in."""
-    mixed = _mixed(removed + added)  # one call, because for a few keys the calls are what costs
-    out = len(removed) // 16
-    return (digest - int(mixed[:out].sum(dtype=np.uint64)) + int(mixed[out:].sum(dtype=np.uint64))) & _MASK
+    """Returns the digest after the packed keys `removed` left the set and `added` came in. Raises ValueError for a torn key."""
+    return (digest - _sum(removed) + _sum(added)) & _MASK
 
 
-def _mixed(packed: bytes) -> npt.NDArray[np.uint64]:
-    """Returns 64 bits for each key."""
+def _sum(packed: bytes) -> int:
     if len(packed) % 16:
         raise ValueError(f"packed keys have 16 bytes each, got {len(packed)} bytes")
-    halves = np.frombuffer(packed, dtype="<u8").astype(np.uint64, copy=False).reshape(-1, 2)
-    return _mix(_mix(halves[:, 0] + np.uint64(0x9E3779B97F4A7C15)) + halves[:, 1])
-
-
-def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return x ^ x >> np.uint64(31)
+    number = len(packed) // 16
+    return (sum_of_keys if number < _MANY else sum_of_many_keys)(address_of(packed), number)

@@ -43,6 +43,17 @@ class _Pool:
 
 
 @dataclass(slots=True)
+class ExchangeState:
+    """The log of the routers (life "": there is none), and the claims: key -> holder, end of its life."""
+
+    life: str = ""
+    newest: int = 0
+    log: deque[tuple[int, bytes]] = field(default_factory=deque)
+    heard: float = 0.0
+    claims: dict[bytes, tuple[str, float]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class SpaceState:
     """All that is known about one space."""
 
@@ -50,6 +61,7 @@ class SpaceState:
     newest: int = 0
     log: deque[tuple[int, bytes]] = field(default_factory=deque)
     pools: dict[str, _Pool] = field(default_factory=dict)
+    exchange: ExchangeState = field(default_factory=ExchangeState)
 
 
 class MemoryServer:
@@ -65,6 +77,10 @@ class MemoryServer:
         self.up = True
         self._rng = rng
 
+    def nonce(self) -> str:
+        """Returns a new name for a log."""
+        return f"{self._rng.getrandbits(64):016x}"
+
     def state(self, space: Space) -> SpaceState:
         """Returns the state of `space`, new or old, without pools that are silent for too long.
 
@@ -74,7 +90,7 @@ class MemoryServer:
             raise DirectoryUnavailable("the directory in memory is switched off")
         state = self.spaces.get(space)
         if state is None:
-            state = self.spaces[space] = SpaceState(f"{self._rng.getrandbits(64):016x}")
+            state = self.spaces[space] = SpaceState(self.nonce())
         oldest = self.clock() - self.bounds.retention_s
         for name in [name for name, pool in state.pools.items() if pool.heard < oldest]:
             del state.pools[name]

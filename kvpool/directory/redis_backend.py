@@ -42,14 +42,11 @@ _REASONS: Final[dict[str, str]] = {
 }
 
 
-class _Server:
-    """A connection to the server of `url`, and the names of one space."""
+class Server:
+    """Connections to the server of `url`. Raises ValueError for a bad URL."""
 
-    def __init__(self, url: str, space: Space, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float) -> None:
         self.shown = without_password(url)
-        prefix = space.prefix
-        self.life, self.log, self.pools = f"{prefix}:life", f"{prefix}:log", f"{prefix}:pools"
-        self.fences, self.snapshots, self.uploads = f"{prefix}:fence:", f"{prefix}:snapshot:", f"{prefix}:upload:"
         try:
             # Its stubs allow for answers as text and for coroutines, which we never get.
             self.client: Any = redis.Redis.from_url(
@@ -76,13 +73,55 @@ class _Server:
             ) from None
 
 
+class Log:
+    """Reads a log: the hash `life` (nonce, newest position) and the stream `name`, whose entry n has the ID n-0."""
+
+    def __init__(self, server: Server, life: str, name: str) -> None:
+        self.life, self.name = life, name
+        self._server = server
+
+    def tip(self) -> Tip:
+        """Returns where it is now; life "" while there is none."""
+        server = self._server
+        with server.talking(), server.client.pipeline(transaction=True) as calls:
+            calls.hmget(self.life, "nonce", "newest")
+            calls.xrange(self.name, count=1)
+            (nonce, newest), first = calls.execute()
+        return Tip(_text(nonce), _position(first[0][0]) if first else 0, int(newest or 0))
+
+    def read(self, cursor: Cursor, wait_s: float) -> tuple[list[tuple[int, bytes]], int]:
+        """Returns (position, bytes) of entries after `cursor`, and the newest position known. Raises LogGap."""
+        server = self._server
+        with server.talking(), server.client.pipeline(transaction=False) as calls:
+            calls.hmget(self.life, "nonce", "newest")
+            calls.xread({self.name: f"{cursor.position}-0"}, count=READ_ENTRIES, block=max(1, round(wait_s * 1000)))
+            (nonce, newest_before), streams = calls.execute()
+        newest = int(newest_before or 0)
+        if _text(nonce) != cursor.life or newest < cursor.position:
+            raise LogGap(f"the log at {server.shown} is not the one of position {cursor.position}")
+        found = [(_position(ident), fields.get(b"e", b"")) for ident, fields in (streams[0][1] if streams else [])]
+        if (found and found[0][0] != cursor.position + 1) or (not found and newest > cursor.position):
+            raise LogGap(f"the log at {server.shown} no longer has position {cursor.position + 1}")
+        return found, max(newest, found[-1][0] if found else cursor.position)
+
+
+class _Names:
+    """What the parts of a directory of one space are called."""
+
+    def __init__(self, space: Space) -> None:
+        prefix = space.prefix
+        self.life, self.log, self.pools = f"{prefix}:life", f"{prefix}:log", f"{prefix}:pools"
+        self.fences, self.snapshots, self.uploads = f"{prefix}:fence:", f"{prefix}:snapshot:", f"{prefix}:upload:"
+
+
 class RedisWriter:
     """A `DirectoryWriter`. `rng` names logs; give it `random.SystemRandom()`. Raises ValueError for a bad URL."""
 
     def __init__(
         self, url: str, space: Space, rng: random.Random, *, bounds: Bounds | None = None, timeout_s: float = 1.0
     ) -> None:
-        self._server = _Server(url, space, timeout_s)
+        self._server = Server(url, timeout_s)
+        self._names = _Names(space)
         self._rng = rng
         self._bounds = bounds or Bounds()
         self._retention_ms = round(self._bounds.retention_s * 1000)
@@ -95,22 +134,22 @@ class RedisWriter:
 
     def open(self, snapshot: Snapshot) -> int:
         """See `DirectoryWriter`."""
-        server, pool = self._server, snapshot.writer.pool
+        server, names, pool = self._server, self._names, snapshot.writer.pool
         with server.talking(), self._uploaded(snapshot) as upload:
-            keys = [server.life, server.fences + pool, server.snapshots + pool, server.log, server.pools, upload]
+            keys = [names.life, names.fences + pool, names.snapshots + pool, names.log, names.pools, upload]
             nonce = f"{self._rng.getrandbits(64):016x}"
             return self._answer(
                 pool,
                 self._open(
-                    keys, [*_stamp(snapshot.writer, snapshot.seq), nonce, self._retention_ms, server.fences, pool]
+                    keys, [*_stamp(snapshot.writer, snapshot.seq), nonce, self._retention_ms, names.fences, pool]
                 ),
             )
 
     def write(self, message: Message) -> int:
         """See `DirectoryWriter`."""
-        server, pool = self._server, message.writer.pool
+        server, names, pool = self._server, self._names, message.writer.pool
         kind = "batch" if isinstance(message, Batch) else "gone" if isinstance(message, Gone) else "heartbeat"
-        keys = [server.life, server.fences + pool, server.snapshots + pool, server.log, server.pools]
+        keys = [names.life, names.fences + pool, names.snapshots + pool, names.log, names.pools]
         stamp = _stamp(message.writer, message.seq)
         entry = messages.encode(message)
         with server.talking():
@@ -120,9 +159,9 @@ class RedisWriter:
 
     def replace_snapshot(self, snapshot: Snapshot) -> int:
         """See `DirectoryWriter`."""
-        server, pool = self._server, snapshot.writer.pool
+        server, names, pool = self._server, self._names, snapshot.writer.pool
         with server.talking(), self._uploaded(snapshot) as upload:
-            keys = [server.life, server.fences + pool, server.snapshots + pool, upload]
+            keys = [names.life, names.fences + pool, names.snapshots + pool, upload]
             return self._answer(pool, self._replace(keys, [*_stamp(snapshot.writer, snapshot.seq), self._retention_ms]))
 
     def close(self) -> None:
@@ -132,7 +171,7 @@ class RedisWriter:
     @contextlib.contextmanager
     def _uploaded(self, snapshot: Snapshot) -> Iterator[str]:
         """The name under which head and chunks are stored, for the body to swap in. They go when they were not."""
-        name = f"{self._server.uploads}{snapshot.writer.pool}:{snapshot.writer.epoch:016x}"
+        name = f"{self._names.uploads}{snapshot.writer.pool}:{snapshot.writer.epoch:016x}"
         try:
             self._upload(name, snapshot)
             yield name
@@ -167,37 +206,34 @@ class RedisReader:
     def __init__(self, url: str, space: Space, *, timeout_s: float = 1.0, longest_read_s: float = 5.0) -> None:
         """`longest_read_s` bounds how long one `read` may wait."""
         self._longest_read_s = longest_read_s
-        self._server = _Server(url, space, timeout_s + longest_read_s)
+        self._server = Server(url, timeout_s + longest_read_s)
+        self._names = _Names(space)
+        self._log = Log(self._server, self._names.life, self._names.log)
 
     def __repr__(self) -> str:
         return f"<RedisReader of {self._server.shown}>"
 
     def tip(self) -> Tip:
         """See `DirectoryReader`."""
-        server = self._server
-        with server.talking(), server.client.pipeline(transaction=True) as calls:
-            calls.hmget(server.life, "nonce", "newest")
-            calls.xrange(server.log, count=1)
-            (nonce, newest), first = calls.execute()
-        return Tip(_text(nonce), _position(first[0][0]) if first else 0, int(newest or 0))
+        return self._log.tip()
 
     def pools(self) -> list[PoolInfo]:
         """See `DirectoryReader`."""
         server = self._server
         with server.talking(), server.client.pipeline(transaction=False) as calls:
-            names = sorted(_text(name) for name in server.client.smembers(server.pools))
-            for name in names:
-                calls.hmget(server.fences + name, "incarnation", "epoch", "seq", "at")
+            pools = sorted(_text(name) for name in server.client.smembers(self._names.pools))
+            for pool in pools:
+                calls.hmget(self._names.fences + pool, "incarnation", "epoch", "seq", "at")
             fences = calls.execute()
         return [
-            PoolInfo(Writer(name, int(fence[0], 16), int(fence[1], 16)), int(fence[2]), int(fence[3]))
-            for name, fence in zip(names, fences, strict=True)
+            PoolInfo(Writer(pool, int(fence[0], 16), int(fence[1], 16)), int(fence[2]), int(fence[3]))
+            for pool, fence in zip(pools, fences, strict=True)
             if fence[0] is not None
         ]
 
     def snapshot(self, pool: str) -> StoredSnapshot | None:
         """See `DirectoryReader`."""
-        name, client = self._server.snapshots + pool, self._server.client
+        name, client = self._names.snapshots + pool, self._server.client
         with self._server.talking():
             for _ in range(_SWAPS):
                 head = client.lrange(name, 0, 1)
@@ -227,21 +263,9 @@ class RedisReader:
 
     def read(self, cursor: Cursor, timeout_s: float) -> Tail:
         """See `DirectoryReader`."""
-        server = self._server
-        wait_ms = round(min(timeout_s, self._longest_read_s) * 1000)
-        with server.talking(), server.client.pipeline(transaction=False) as calls:
-            calls.hmget(server.life, "nonce", "newest")
-            calls.xread({server.log: f"{cursor.position}-0"}, count=READ_ENTRIES, block=max(1, wait_ms))
-            (nonce, newest_before), streams = calls.execute()
-        newest = int(newest_before or 0)
-        if _text(nonce) != cursor.life or newest < cursor.position:
-            raise LogGap(f"the log at {server.shown} is not the one of position {cursor.position}")
-        found = streams[0][1] if streams else []
-        entries = tuple(LogEntry(_position(ident), decoded(fields.get(b"e", b""))) for ident, fields in found)
-        if (entries and entries[0].position != cursor.position + 1) or (not entries and newest > cursor.position):
-            raise LogGap(f"the log at {server.shown} no longer has position {cursor.position + 1}")
-        position = entries[-1].position if entries else cursor.position
-        return Tail(entries, Cursor(cursor.life, position), max(newest, position))
+        found, newest = self._log.read(cursor, min(timeout_s, self._longest_read_s))
+        entries = tuple(LogEntry(position, decoded(data)) for position, data in found)
+        return Tail(entries, Cursor(cursor.life, found[-1][0] if found else cursor.position), newest)
 
     def close(self) -> None:
         """See `DirectoryReader`."""

@@ -47,7 +47,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[object,
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--policy", "cost,fastest"], ["fastest", "affinity, cost, least_load"]),
+        (["--policy", "cost,fastest"], ["fastest", "affinity, chwbl, cost, least_load"]),
         (["--policy", " , "], ["--policy", "round_robin"]),
         (["--policy", ""], ["--policy", "round_robin"]),
         (["--replicas", "0"], ["cluster.replicas", "--replicas"]),

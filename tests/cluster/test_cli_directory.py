@@ -17,7 +17,15 @@ from tests.cluster.command import Command, Done, assert_one_sentence
 from tests.cluster.conftest import ADMIN_KEY
 from tests.fakes.engine import CLEAN_CHECK, ROUTING, FakeEngine
 
-PHANTOM = CLEAN_CHECK | {"pool": "p1", "replica_id": "", "mirror_phantom": 1200, "examples": ["0f" * 16]}
+PHANTOM = CLEAN_CHECK | {
+    "pool": "p1",
+    "replica_ids": ["r0", "r1"],
+    "places": [
+        {"place": "directory", "missing": 0, "phantom": 0, "examples": []},
+        {"place": "i0", "missing": 0, "phantom": 0, "examples": []},
+        {"place": "i1", "missing": 2, "phantom": 1200, "examples": ["0f" * 16]},
+    ],
+}
 
 
 @pytest.fixture
@@ -85,8 +93,16 @@ def test_asks_until_clean_or_time_is_up(
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
-def test_every_kind_of_difference_counts(name: str) -> None:
-    assert not Comparison([CLEAN_CHECK, CLEAN_CHECK | {name: 1}]).is_clean
+@pytest.mark.parametrize("place", [0, 1])
+def test_every_kind_of_difference_counts_at_every_place(name: str, place: int) -> None:
+    places = [dict(one) for one in CLEAN_CHECK["places"]]
+    places[place][name] = 3
+    found = Comparison([CLEAN_CHECK, CLEAN_CHECK | {"places": places}])
+    assert (found.differing, found.is_clean) == (3, False)
+
+
+def test_a_pool_that_replicas_share_counts_once() -> None:
+    assert Comparison([PHANTOM]).differing == 1202
 
 
 def test_no_difference(check: Command, engine: FakeEngine) -> None:
@@ -94,7 +110,8 @@ def test_no_difference(check: Command, engine: FakeEngine) -> None:
     done = check()
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1] == "No difference."
-    assert done.stdout.splitlines()[1].split() == ["p0", "r0", "5", "0", "0", "0", "0"]
+    rows = [row.split() for row in done.stdout.splitlines()[1:3]]
+    assert rows == [["p0", "r0", "5", "directory", "0", "0"], ["p0", "r0", "5", "mirror", "of", "i0", "0", "0"]]
     assert json.loads(check("--json").stdout) == {"pools": [CLEAN_CHECK], "clean": True, "problem": ""}
 
 
@@ -104,8 +121,8 @@ def test_differences_that_remain(check: Command, engine: FakeEngine) -> None:
     assert done.returncode == 1
     assert done.stderr == ""
     rows = done.stdout.splitlines()
-    assert rows[2].split() == ["p1", "-", "5", "0", "0", "0", "1,200"]
-    assert f"pool p1, for example {'0f' * 16}" in rows
+    assert rows[5].split() == ["p1", "r0,r1", "5", "mirror", "of", "i1", "2", "1,200"]
+    assert [row for row in rows if "example" in row] == [f"pool p1, mirror of i1: for example {'0f' * 16}"]
     assert max(map(len, rows)) <= 120
     told = check("--within", "0", "--json")
     assert told.returncode == 1
@@ -113,10 +130,10 @@ def test_differences_that_remain(check: Command, engine: FakeEngine) -> None:
 
 
 def test_a_pool_that_is_not_in_the_directory_has_its_replica_s_name(check: Command, engine: FakeEngine) -> None:
-    engine.checks = [PHANTOM | {"pool": "", "replica_id": "r7"}]
+    engine.checks = [PHANTOM | {"pool": "", "replica_ids": ["r7"]}]
     rows = check("--within", "0").stdout.splitlines()
     assert rows[1].split()[:2] == ["-", "r7"]
-    assert any("of r7" in row and "0f" * 16 in row for row in rows[2:])
+    assert any("of r7" in row and "0f" * 16 in row for row in rows[4:])
 
 
 @pytest.mark.parametrize("engine", [Settling([PHANTOM], DirectoryUnavailable("away"), [CLEAN_CHECK])])

@@ -1,4 +1,4 @@
-"""Three pictures of a pool that agree or not."""
+"""A pool, the directory and the mirrors of routers that agree or not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.directory_check import PoolCheck, compare
+from cluster.directory_check import PlaceCheck, PoolCheck, compare
+from cluster.mirror_picture import MirrorPicture, PoolPicture, picture_of
 from kvpool.directory import DirectoryReader, DirectoryUnavailable, PoolLoad, ReplicaLoad, Space
 from kvpool.directory.memory import MemoryReader, MemoryServer, MemoryWriter
 from router.follower import Follower
@@ -40,8 +41,14 @@ class Scene:
         for _ in range(3):
             self.follower.step(0.0)
 
+    def picture(self, router: str = "i0") -> MirrorPicture:
+        return picture_of(router, self.mirror, time.monotonic())
+
+    def truth(self) -> bytes:
+        return b"".join(self.pool.indexed())
+
     def check(self) -> PoolCheck:
-        (found,) = compare({"r1": b"".join(self.pool.indexed())}, self.mirror, self.reader)
+        (found,) = compare({"r1": self.truth()}, [self.picture()], self.reader)
         return found
 
 
@@ -52,8 +59,9 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     built.pool.close()
 
 
-def differences(found: PoolCheck) -> tuple[int, int, int, int]:
-    return found.directory_missing, found.directory_phantom, found.mirror_missing, found.mirror_phantom
+def differences(found: PoolCheck) -> tuple[int, ...]:
+    """Missing and phantom of each place in turn."""
+    return tuple(count for place in found.places for count in (place.missing, place.phantom))
 
 
 def test_all_agree(scene: Scene) -> None:
@@ -61,38 +69,95 @@ def test_all_agree(scene: Scene) -> None:
     scene.publish()
     scene.follow()
     found = scene.check()
-    assert (found.pool_blocks, differences(found), found.examples) == (3, (0, 0, 0, 0), ())
-    assert (found.pool, found.replica_id) == ("node-1", "r1")
+    assert found == PoolCheck("node-1", ("r1",), 3, (PlaceCheck("directory", 0, 0), PlaceCheck("i0", 0, 0)))
 
 
-def test_replicas_of_one_pool_are_compared_with_the_same(scene: Scene) -> None:
+def test_a_pool_that_replicas_share_is_compared_once(scene: Scene) -> None:
     scene.pool.rig.cache([1, 2, 3, 4, 5, 6])
     scene.publish()
     scene.follow()
-    keys = b"".join(scene.pool.indexed())
-    found = compare({"r1": keys, "r0": keys}, scene.mirror, scene.reader)
-    assert [(one.pool, one.replica_id, differences(one)) for one in found] == [
-        ("node-1", "r0", (0, 0, 0, 0)),
-        ("node-1", "r1", (0, 0, 0, 0)),
-    ]
+    scene.pool.rig.cache([7, 8])
+    keys = scene.truth()
+    (found,) = compare({"r1": keys, "r0": keys}, [scene.picture()], scene.reader)
+    assert (found.pool, found.replica_ids, found.pool_blocks) == ("node-1", ("r0", "r1"), 4)
+    assert differences(found) == (1, 0, 1, 0)
 
 
-def test_a_replica_that_no_pool_tells_of_has_all_its_keys_missing(scene: Scene) -> None:
+def test_what_changed_while_replicas_told_is_no_difference(scene: Scene) -> None:
+    """One told before a block came, the other after it: whichever a place agrees with, it is right."""
+    scene.pool.rig.cache([1, 2])
+    scene.publish()
+    scene.follow()
+    before = scene.truth()
+    scene.pool.rig.cache([3, 4])
+    after = scene.truth()
+    (found,) = compare({"r0": before, "r1": after}, [scene.picture()], scene.reader)
+    assert (found.pool_blocks, differences(found)) == (2, (0, 0, 0, 0))
+    scene.publish()
+    scene.follow()
+    (found,) = compare({"r0": before, "r1": after}, [scene.picture()], scene.reader)
+    assert differences(found) == (0, 0, 0, 0)
+
+
+def test_every_mirror_is_compared_by_itself(scene: Scene) -> None:
     scene.pool.rig.cache([1, 2, 3, 4])
     scene.publish()
     scene.follow()
-    (found,) = compare({"r9": b"".join(scene.pool.indexed())}, scene.mirror, scene.reader)
-    assert (found.pool, found.replica_id) == ("", "r9")
-    assert differences(found) == (2, 0, 2, 0)
+    right = scene.picture("i1")
+    keys = right.pools["node-1"].keys
+    lacking = MirrorPicture("i2", {"node-1": PoolPicture(("r1",), keys[:16])})
+    inventing = MirrorPicture("i3", {"node-1": PoolPicture(("r1",), keys + bytes(16))})
+    blind = MirrorPicture("i4", {})
+    (found,) = compare({"r1": scene.truth()}, [right, lacking, inventing, blind], scene.reader)
+    assert [(place.place, place.missing, place.phantom) for place in found.places] == [
+        ("directory", 0, 0),
+        ("i1", 0, 0),
+        ("i2", 1, 0),
+        ("i3", 0, 1),
+        ("i4", 2, 0),
+    ]
+    assert found.places[2].examples == (keys[16:].hex(),)
+    assert found.places[3].examples == (bytes(16).hex(),)
 
 
-def test_what_is_not_published_is_missing_in_both(scene: Scene) -> None:
+def test_another_key_in_the_place_of_one_is_seen(scene: Scene) -> None:
+    scene.pool.rig.cache([1, 2, 3, 4])
+    scene.publish()
+    scene.follow()
+    keys = scene.picture().pools["node-1"].keys
+    swapped = MirrorPicture("i0", {"node-1": PoolPicture(("r1",), keys[:16] + bytes(16))})
+    (found,) = compare({"r1": scene.truth()}, [swapped], scene.reader)
+    assert differences(found) == (0, 0, 1, 1)
+
+
+def test_a_pool_is_found_by_whichever_mirror_knows_it(scene: Scene) -> None:
+    scene.pool.rig.cache([1, 2])
+    scene.publish()
+    scene.follow()
+    (found,) = compare({"r1": scene.truth()}, [MirrorPicture("i0", {}), scene.picture("i1")], scene.reader)
+    assert found.pool == "node-1"
+    assert differences(found) == (0, 0, 1, 0, 0, 0)
+
+
+def test_replicas_that_no_pool_tells_of_have_all_their_keys_missing(scene: Scene) -> None:
+    scene.pool.rig.cache([1, 2, 3, 4])
+    scene.publish()
+    scene.follow()
+    keys = scene.truth()
+    found = compare({"r9": keys, "r8": keys[:16]}, [scene.picture()], scene.reader)
+    assert [(one.pool, one.replica_ids, differences(one)) for one in found] == [
+        ("", ("r8",), (1, 0, 1, 0)),
+        ("", ("r9",), (2, 0, 2, 0)),
+    ]
+
+
+def test_what_is_not_published_is_missing_everywhere(scene: Scene) -> None:
     scene.publish()
     scene.follow()
     scene.pool.rig.cache([1, 2, 3, 4])
     found = scene.check()
     assert differences(found) == (2, 0, 2, 0)
-    assert len(found.examples) == 2
+    assert all(len(place.examples) == 2 for place in found.places)
 
 
 def test_a_mirror_that_lags_is_told_apart_from_the_directory(scene: Scene) -> None:
@@ -105,12 +170,20 @@ def test_a_mirror_that_lags_is_told_apart_from_the_directory(scene: Scene) -> No
     assert differences(scene.check()) == (0, 0, 1, 2)
 
 
+def test_examples_are_few(scene: Scene) -> None:
+    scene.publish()
+    scene.follow()
+    scene.pool.rig.cache([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16])
+    found = scene.check()
+    assert found.places[0].missing > len(found.places[0].examples) == 5
+
+
 def test_a_pool_of_somebody_else_is_not_looked_at(scene: Scene) -> None:
     scene.follow()
     scene.pool.rig.cache([1, 2, 3, 4])
     scene.publish()
     scene.follow()
-    assert compare({}, scene.mirror, scene.reader) == []
+    assert compare({}, [scene.picture()], scene.reader) == []
 
 
 def test_a_directory_that_is_down_says_so(scene: Scene) -> None:

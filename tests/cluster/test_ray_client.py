@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from ray.exceptions import ActorDiedError, NodeDiedError, RayTaskError, TaskCancelledError
@@ -92,11 +93,43 @@ class Handle:
         return Broadcast(self._answers)
 
 
-def client(handle: Any, scene: Scene | None = None, mirrored: bool = False) -> RayEngineClient:
+class NotedPlace:
+    """A place among claims that notes what it is told."""
+
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
+
+    async def settle(self) -> None:
+        self._log.append("settle")
+
+    def end(self) -> None:
+        self._log.append("end")
+
+    def __enter__(self) -> NotedPlace:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._log.append("exit")
+
+
+class NotedClaims:
+    """Claims that keep what they and their places are asked, in order."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def place(self, request_id: str, keys: bytes) -> NotedPlace:
+        self.log.append(f"place {request_id} {len(keys)}")
+        return NotedPlace(self.log)
+
+
+def client(
+    handle: Any, scene: Scene | None = None, mirrored: bool = False, claims: NotedClaims | None = None
+) -> RayEngineClient:
     scene = scene or Scene(directory=False)
     keys = PrefixKeys(bytes(32), READY)
     if not mirrored:
-        return RayEngineClient(handle, scene.service, keys)
+        return RayEngineClient(handle, scene.service, keys, claims=cast("Any", claims))
     server = MemoryServer(random.Random(1))
     return RayEngineClient(
         handle, scene.service, keys, scene.mirror, lambda: MemoryReader(server, Space("c1", "ab" * 8, 16))
@@ -235,7 +268,8 @@ async def test_a_check_of_the_directory_needs_every_replica() -> None:
     with pytest.raises(DirectoryUnavailable, match="1 of 2 replicas"):
         await client(handle, mirrored=True).check_directory()
     (found,) = await client(Handle(answers=[("r0", bytes(16))]), mirrored=True).check_directory()
-    assert (found["pool"], found["pool_blocks"], found["directory_missing"]) == ("", 1, 1)
+    assert (found["pool"], found["pool_blocks"]) == ("", 1)
+    assert [place["missing"] for place in found["places"]] == [1, 1]
     assert await client(handle).check_directory() == []
 
 
@@ -254,3 +288,64 @@ async def test_no_two_calls_share_the_internal_id_by_which_serve_tells_them_apar
     assert len(set(seen)) == 3
     context = _get_serve_request_context()
     assert (context._internal_request_id, context.request_id) == ("of the HTTP request", "mine")
+
+
+@pytest.mark.parametrize(
+    ("responses", "told"),
+    [
+        ([Response(EVENTS)], ["settle", "send", "end", "exit"]),
+        ([Response(EVENTS[:1], DIED), Response(EVENTS)], ["settle", "send", "send", "end", "exit"]),
+        ([Response(EVENTS[:1], task_error(ReplicaFailed("x")))], ["settle", "send", "exit"]),
+    ],
+    ids=["answered", "sent again", "failed"],
+)
+async def test_a_cold_prefix_is_settled_once_and_before_the_request_is_sent(
+    responses: list[Response], told: list[str]
+) -> None:
+    claims = NotedClaims()
+
+    class Telling(Handle):
+        def remote(self, request: GenerateRequest) -> Response:
+            claims.log.append("send")
+            return super().remote(request)
+
+    try:
+        async for _ in client(Telling(*responses), claims=claims).generate(REQUEST):
+            pass
+    except ReplicaFailed:
+        pass
+    assert claims.log == ["place r 0", *told]
+
+
+async def test_a_place_is_left_when_the_reader_goes() -> None:
+    claims = NotedClaims()
+    events = client(Handle(Response(EVENTS[:1], hang=True)), claims=claims).generate(REQUEST)
+    await anext(events)
+    await events.aclose()
+    assert claims.log[-1] == "exit"
+
+
+async def test_the_session_of_a_request_reaches_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(directory=False)
+    sessions: list[str] = []
+    ticket = scene.service.ticket
+
+    def noting(*args: Any, session: str = "") -> Any:
+        sessions.append(session)
+        return ticket(*args, session=session)
+
+    monkeypatch.setattr(scene.service, "ticket", noting)
+
+    class Lenient(Handle):
+        def remote(self, request: GenerateRequest) -> Response:
+            return self._responses.pop(0)
+
+    events = client(Lenient(Response(EVENTS)), scene).generate(replace(REQUEST, session="mine"))
+    assert [event async for event in events] == EVENTS
+    assert sessions == ["mine"]
+
+
+def test_the_report_tells_of_claims_and_of_what_is_shared() -> None:
+    report = client(Handle()).routing()
+    assert report["claims"] == {"held": 0, "won": 0, "lost": 0, "timed_out": 0, "unavailable": 0}
+    assert report["sharing"] is None

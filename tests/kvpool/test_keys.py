@@ -41,6 +41,8 @@ def test_golden_vectors() -> None:
         assert root.hex() == case["root_key"]
         keys = space.block_keys(root, case["token_ids"], case["root"]["block_tokens"])
         assert [key.hex() for key in keys] == case["block_keys"]
+        packed = space.packed_block_keys(root, case["token_ids"], case["root"]["block_tokens"])
+        assert packed.hex() == "".join(case["block_keys"])
 
 
 def test_definition_written_out() -> None:
@@ -150,3 +152,34 @@ def test_t24_only_full_blocks_have_keys() -> None:
     root = SPACE.root(ROOT)
     assert [len(SPACE.block_keys(root, [0] * length, 4)) for length in (0, 3, 4, 5, 8)] == [0, 0, 1, 1, 2]
     assert len(SPACE.block_keys(root, [0] * 3, 1)) == 3
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, (1 << 32) - 1), max_size=80), st.integers(1, 40), st.binary(min_size=16, max_size=64))
+def test_packed_keys_are_the_same_keys(tokens: list[int], size: int, secret: bytes) -> None:
+    space = KeySpace(secret)
+    root = space.root(ROOT)
+    assert space.packed_block_keys(root, tokens, size) == b"".join(space.block_keys(root, tokens, size))
+
+
+def test_packed_keys_refuse_what_keys_refuse() -> None:
+    with pytest.raises(ValueError, match="16 bytes"):
+        SPACE.packed_block_keys(b"", [1], 1)
+    with pytest.raises(ValueError, match="block_tokens"):
+        SPACE.packed_block_keys(bytes(16), [1], 0)
+    for wrong in ([-1], [1 << 32], [1.5], ["1"], [None]):
+        with pytest.raises(ValueError, match="token ids"):
+            SPACE.packed_block_keys(bytes(16), wrong, 1)  # type: ignore[arg-type]
+
+
+def test_naming_blocks_one_by_one_loads_no_machine_code() -> None:
+    program = (
+        "import sys, kvpool; space = kvpool.KeySpace(bytes(32));"
+        "space.block_keys(bytes(16), [1, 2], 1); print('numba' in sys.modules);"
+        "space.packed_block_keys(bytes(16), [1, 2], 1); print('numba' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    output = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert output.stdout.split() == ["False", "True"]

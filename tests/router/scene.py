@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvpool.directory import LogEntry, Message, ReplicaLoad, Snapshot, StoredSnapshot
+from router.booking_event import BookingEvent
 from router.mirror import Mirror
 from router.route_config import PolicyName, RouteConfig
 from router.service import RouteService
@@ -58,7 +59,13 @@ class Recorder:
 class Scene:
     """Pools `p-r0`, `p-r1`, ..., one for each replica of which was heard, and those that replicas share."""
 
-    def __init__(self, policy: PolicyName = "cost", directory: bool = True, seed: int = 1) -> None:
+    def __init__(
+        self,
+        policy: PolicyName = "cost",
+        directory: bool = True,
+        seed: int = 1,
+        announce: Callable[[BookingEvent], None] | None = None,
+    ) -> None:
         self.now = 100.0
         self.mirror = Mirror()
         self.is_connected = True
@@ -74,6 +81,7 @@ class Scene:
             metrics=self.metrics,
             fresh_s=FRESH_S,
             connected=lambda: self.is_connected,
+            announce=announce,
         )
 
     def hear(

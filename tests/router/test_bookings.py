@@ -1,22 +1,46 @@
-"""Bookings against a plain list of what is in flight."""
+"""Bookings, of this process and of other routers, against a plain list of what is in flight."""
 
 from __future__ import annotations
 
+import hashlib
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.bookings import SETTLE_S, Bookings
+from router.booking_event import ladder_of
+from router.booking_table import Roll
+from router.bookings import REMOTE_LIFE_S, SETTLE_S, Bookings
 
 REPLICAS = ("a", "b")
 REQUESTS = tuple(f"q{number}" for number in range(6))
+ORIGINS = ("there", "elsewhere")
 
 
-def chain(path: tuple[int, ...]) -> tuple[bytes, ...]:
-    """Keys of a prompt whose blocks are `path`: each depends on all before it, like real ones."""
-    return tuple(bytes(path[: end + 1]) for end in range(len(path)))
+def chain(path: tuple[int, ...]) -> bytes:
+    """Packed keys of a prompt whose blocks are `path`: each depends on all before it, like real ones."""
+    return b"".join(hashlib.blake2b(bytes(path[: end + 1]), digest_size=16).digest() for end in range(len(path)))
+
+
+def load(bookings: Bookings, replica_ids: Sequence[str], reported_at: Sequence[float | None]) -> list[tuple[int, int]]:
+    """Of each replica: tokens and requests beyond its report."""
+    since = np.array([-math.inf if at is None else at for at in reported_at])
+    _, tokens, requests = bookings.survey(Roll(replica_ids), since, b"", np.zeros(len(replica_ids), np.int64))
+    return list(zip(tokens.tolist(), requests.tolist(), strict=True))
+
+
+def promised(bookings: Bookings, replica_ids: Sequence[str], keys: bytes, known: int = 0) -> list[int]:
+    """Of each replica: leading blocks promised, where `known` are known."""
+    before = np.full(len(replica_ids), known, np.int64)
+    blocks, _, _ = bookings.survey(Roll(replica_ids), np.full(len(replica_ids), -math.inf), keys, before)
+    assert before.tolist() == [known] * len(replica_ids)
+    found: list[int] = blocks.tolist()
+    return found
 
 
 @dataclass
@@ -28,6 +52,10 @@ class Known:
     accepted_at: float | None = None
     started: bool = False
 
+    @property
+    def owed_tokens(self) -> int:
+        return 0 if self.started else self.uncached_tokens
+
 
 class Machine(RuleBasedStateMachine):
     """Time only goes on; reports only grow newer, as they do."""
@@ -36,6 +64,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.bookings = Bookings()
         self.known: dict[str, Known] = {}
+        self.remote: dict[tuple[str, str], Known] = {}
         self.now = 10.0
         self.reported_at: dict[str, float | None] = dict.fromkeys(REPLICAS)
 
@@ -53,39 +82,83 @@ class Machine(RuleBasedStateMachine):
 
     @rule(request=st.sampled_from(REQUESTS), replica=st.sampled_from(REPLICAS), cached=st.integers(0, 100))
     def move(self, request: str, replica: str, cached: int) -> None:
-        self.bookings.move(request, replica, cached, self.now)
+        told = self.bookings.move(request, replica, cached, self.now)
         known = self.known.get(request)
         if known is None:
+            assert not told
             return
+        before = (known.replica_id, known.owed_tokens)
         if known.replica_id != replica:
             known.replica_id, known.accepted_at, known.started = replica, None, False
         known.accepted_at = self.now if known.accepted_at is None else known.accepted_at
         known.uncached_tokens = max(0, known.prompt_tokens - cached)
+        assert told == (before != (replica, known.owed_tokens))
 
     @rule(request=st.sampled_from(REQUESTS))
     def start(self, request: str) -> None:
-        self.bookings.start(request)
-        if request in self.known:
-            self.known[request].started = True
+        known = self.known.get(request)
+        assert self.bookings.start(request) == (known is not None and not known.started)
+        if known is not None:
+            known.started = True
 
     @rule(request=st.sampled_from(REQUESTS))
     def release(self, request: str) -> None:
-        self.bookings.release(request)
+        assert self.bookings.release(request) == (request in self.known)
         self.known.pop(request, None)
 
     @rule(replica=st.sampled_from(REPLICAS))
     def drop(self, replica: str) -> None:
-        self.bookings.drop_replica(replica)
-        self.known = {name: one for name, one in self.known.items() if one.replica_id != replica}
+        lost = {name for name, one in self.known.items() if one.replica_id == replica}
+        assert set(self.bookings.drop_replica(replica)) == lost
+        self.known = {name: one for name, one in self.known.items() if name not in lost}
+        self.remote = {name: one for name, one in self.remote.items() if one.replica_id != replica}
 
     @rule(kept=st.sets(st.sampled_from(REPLICAS), min_size=1))
     def keep(self, kept: set[str]) -> None:
-        self.bookings.keep_replicas(sorted(kept))
-        self.known = {name: one for name, one in self.known.items() if one.replica_id in kept}
+        lost = {name for name, one in self.known.items() if one.replica_id not in kept}
+        assert set(self.bookings.keep_replicas(sorted(kept))) == lost
+        self.known = {name: one for name, one in self.known.items() if name not in lost}
 
-    @rule(passed=st.sampled_from([0.01, SETTLE_S / 2, SETTLE_S, 1.0]))
+    @rule(
+        origin=st.sampled_from(ORIGINS),
+        request=st.sampled_from(REQUESTS),
+        replica=st.sampled_from(REPLICAS),
+        path=st.lists(st.integers(0, 1), max_size=9).map(tuple),
+        owed=st.integers(0, 100),
+    )
+    def book_remote(self, origin: str, request: str, replica: str, path: tuple[int, ...], owed: int) -> None:
+        self.bookings.book_remote(origin, request, replica, owed, ladder_of(chain(path)), self.now)
+        self.remote.pop((origin, request), None)
+        self.remote[origin, request] = Known(replica, owed, owed, path, accepted_at=self.now)
+
+    @rule(origin=st.sampled_from(ORIGINS), request=st.sampled_from(REQUESTS))
+    def start_remote(self, origin: str, request: str) -> None:
+        self.bookings.start_remote(origin, request)
+        if (origin, request) in self.remote:
+            self.remote[origin, request].started = True
+
+    @rule(origin=st.sampled_from(ORIGINS), request=st.sampled_from(REQUESTS))
+    def release_remote(self, origin: str, request: str) -> None:
+        self.bookings.release_remote(origin, request)
+        self.remote.pop((origin, request), None)
+
+    @rule(origin=st.sampled_from(ORIGINS))
+    def drop_origin(self, origin: str) -> None:
+        self.bookings.drop_origin(origin)
+        self.remote = {name: one for name, one in self.remote.items() if name[0] != origin}
+
+    @rule(passed=st.sampled_from([0.01, SETTLE_S / 2, SETTLE_S, 1.0, REMOTE_LIFE_S / 2]))
     def wait(self, passed: float) -> None:
         self.now += passed
+
+    @rule()
+    def tidy(self) -> None:
+        self.bookings.tidy(self.now)
+        self.remote = {
+            name: one
+            for name, one in self.remote.items()
+            if one.accepted_at is not None and self.now - one.accepted_at <= REMOTE_LIFE_S
+        }
 
     @rule(replica=st.sampled_from(REPLICAS))
     def report(self, replica: str) -> None:
@@ -96,40 +169,55 @@ class Machine(RuleBasedStateMachine):
     def end_everything(self) -> None:
         for request in list(self.known):
             self.release(request)
-        assert len(self.bookings) == 0
-        assert self.bookings.load(REPLICAS, [None] * 2) == [(0, 0)] * 2
-        assert self.bookings.promised_blocks(REPLICAS, chain((0, 0))) == [0, 0]
+        for origin in ORIGINS:
+            self.drop_origin(origin)
+        assert (len(self.bookings), self.bookings.remote) == (0, 0)
+        assert load(self.bookings, REPLICAS, [None] * 2) == [(0, 0)] * 2
+        assert promised(self.bookings, REPLICAS, chain((0, 0))) == [0, 0]
 
     @invariant()
     def sums_are_those_of_the_list(self) -> None:
         for reported in (False, True):
             at = [self.reported_at[replica] if reported else None for replica in REPLICAS]
-            assert self.bookings.load(REPLICAS, at) == [
+            assert load(self.bookings, REPLICAS, at) == [
                 self._load(replica, when) for replica, when in zip(REPLICAS, at, strict=True)
             ]
-        assert len(self.bookings) == len(self.known)
+        assert (len(self.bookings), self.bookings.remote) == (len(self.known), len(self.remote))
         for replica in REPLICAS:
             assert self.bookings.requests(replica) == sum(one.replica_id == replica for one in self.known.values())
         for request in REQUESTS:
             assert (request in self.bookings) == (request in self.known)
+            far = any((origin, request) in self.remote for origin in ORIGINS)
+            assert self.bookings.knows(request) == (request in self.known or far)
 
     @invariant()
     def promised_is_the_longest_common_prefix(self) -> None:
-        for asked in ((), (0,), (0, 1, 0, 1, 0, 1), (1, 1, 1)):
-            wanted = [
-                max([_common(asked, one.path) for one in self.known.values() if one.replica_id == replica], default=0)
-                for replica in REPLICAS
-            ]
-            assert self.bookings.promised_blocks(REPLICAS, chain(asked)) == wanted
+        for asked in ((), (0,), (0, 1, 0, 1, 0, 1), (1, 1, 1), (0,) * 9):
+            for known in (0, 1, 3):
+                wanted = [
+                    max(
+                        [known]
+                        + [_common(asked, one.path) for one in self.known.values() if one.replica_id == replica]
+                        + [_climbed(asked, one.path) for one in self.remote.values() if one.replica_id == replica]
+                    )
+                    for replica in REPLICAS
+                ]
+                assert promised(self.bookings, REPLICAS, chain(asked), known) == wanted
 
     def _load(self, replica: str, reported_at: float | None) -> tuple[int, int]:
         counted = [
             one
-            for one in self.known.values()
+            for one in [*self.known.values(), *self.remote.values()]
             if one.replica_id == replica
             and (reported_at is None or one.accepted_at is None or one.accepted_at > reported_at - SETTLE_S)
         ]
-        return sum(0 if one.started else one.uncached_tokens for one in counted), len(counted)
+        return sum(one.owed_tokens for one in counted), len(counted)
+
+
+def _climbed(asked: tuple[int, ...], path: tuple[int, ...]) -> int:
+    """What is known to be common when only the keys after 1, 2, 4, ... blocks of `path`, and its last one, are."""
+    common = _common(asked, path)
+    return common if common == len(path) else 1 << common.bit_length() - 1 if common else 0
 
 
 def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
@@ -140,36 +228,71 @@ def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=40, stateful_step_count=40)
+TestMachine.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
 def test_a_report_contains_what_was_accepted_long_enough_before_it() -> None:
     bookings = Bookings()
     bookings.book("q", "a", 100, 40, chain((1, 2)), 10.0)
-    assert bookings.load(["a"], [99.0]) == [(60, 1)]  # not accepted: no report can contain it
+    assert load(bookings, ["a"], [99.0]) == [(60, 1)]  # not accepted: no report can contain it
     bookings.move("q", "a", 40, 10.5)
-    assert bookings.load(["a"], [10.5 + 0.9 * SETTLE_S]) == [(60, 1)]
-    assert bookings.load(["a"], [10.51 + SETTLE_S]) == [(0, 0)]
-    assert bookings.load(["a"], [None]) == [(60, 1)]
+    assert load(bookings, ["a"], [10.5 + 0.9 * SETTLE_S]) == [(60, 1)]
+    assert load(bookings, ["a"], [10.51 + SETTLE_S]) == [(0, 0)]
+    assert load(bookings, ["a"], [None]) == [(60, 1)]
 
 
 def test_a_started_request_owes_no_prompt_tokens_but_decodes() -> None:
     bookings = Bookings()
-    bookings.book("q", "a", 100, 0, (), 10.0)
+    bookings.book("q", "a", 100, 0, b"", 10.0)
     bookings.start("q")
     bookings.start("q")
-    assert bookings.load(["a"], [None]) == [(0, 1)]
+    assert load(bookings, ["a"], [None]) == [(0, 1)]
     bookings.move("q", "a", 50, 11.0)
-    assert bookings.load(["a"], [None]) == [(0, 1)]
+    assert load(bookings, ["a"], [None]) == [(0, 1)]
 
 
 def test_a_promise_ends_with_its_last_request() -> None:
     bookings = Bookings()
     for request, path in (("one", (1, 2)), ("same", (1, 2, 3)), ("other", (7,))):
         bookings.book(request, "a", 48, 0, chain(path), 10.0)
-    promised = []
+    found = []
     for request in ("same", "one", "other"):
-        promised.append(bookings.promised_blocks(["a"], chain((1, 2, 3))))
+        found.append(promised(bookings, ["a"], chain((1, 2, 3))))
         bookings.release(request)
-    assert promised == [[3], [2], [0]]
-    assert bookings.promised_blocks(["a"], chain((7,))) == [0]
+    assert found == [[3], [2], [0]]
+    assert promised(bookings, ["a"], chain((7,))) == [0]
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 4, 7, 8, 9, 100])
+def test_a_ladder_that_is_whole_promises_all_and_else_at_least_half(blocks: int) -> None:
+    bookings = Bookings()
+    path = tuple(number % 251 for number in range(blocks))
+    bookings.book_remote("there", "q", "a", 5, ladder_of(chain(path)), 10.0)
+    assert promised(bookings, ["a"], chain((*path, 9, 9))) == [blocks]
+    for shared in range(blocks):
+        (found,) = promised(bookings, ["a"], chain((*path[:shared], 252, 252)))
+        assert shared / 2 <= found <= shared
+
+
+def test_remote_bookings_do_not_outlive_whoever_made_them() -> None:
+    bookings = Bookings()
+    bookings.book_remote("there", "old", "a", 7, (), 10.0)
+    bookings.book_remote("there", "renewed", "a", 7, (), 10.0)
+    bookings.book("mine", "a", 100, 0, b"", 10.0)
+    bookings.book_remote("there", "renewed", "a", 5, (), 11.0)
+    bookings.tidy(10.5 + REMOTE_LIFE_S)
+    assert (bookings.knows("old"), bookings.knows("renewed"), bookings.knows("mine")) == (False, True, True)
+    assert load(bookings, ["a"], [None]) == [(105, 2)]
+
+
+def test_two_routers_may_use_one_request_id() -> None:
+    bookings = Bookings()
+    bookings.book("q", "a", 100, 0, b"", 10.0)
+    for origin, owed in (("there", 10), ("elsewhere", 1)):
+        bookings.book_remote(origin, "q", "a", owed, (), 10.0)
+    bookings.start_remote("there", "q")
+    assert load(bookings, ["a"], [None]) == [(101, 3)]
+    bookings.release("q")
+    bookings.release_remote("elsewhere", "q")
+    assert load(bookings, ["a"], [None]) == [(0, 1)]
+    assert bookings.knows("q")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import string
 from dataclasses import replace
 from typing import get_args
@@ -68,3 +69,28 @@ def test_what_was_not_scored_is_null() -> None:
     told = replace(decision([0, 0], (0, 1)), score=np.array([1.0, np.nan])).explain()
     assert [one["score"] for one in told["candidates"]] == [1.0, None]
     json.dumps(told, allow_nan=False)
+
+
+def test_an_explanation_has_every_column_and_term_with_its_unit() -> None:
+    made = decision([32, 16], (1, 0))
+    made = replace(made, terms={"queue_s": np.array([0.5, math.inf])}, score_unit="s")
+    told = json.loads(json.dumps(made.explain(), allow_nan=False))
+    assert told["score_unit"] == "s"
+    assert told["reuse_share"] is None
+    first, second = told["candidates"]
+    assert set(first) == {
+        "replica_id",
+        "cached_tokens",
+        "queued_tokens",
+        "running_requests",
+        "waiting_requests",
+        "free_tokens",
+        "held_tokens",
+        "prefill_tokens_per_s",
+        "decode_interference_s",
+        "queue_s",
+        "score",
+    }
+    assert (first["replica_id"], first["cached_tokens"], first["queue_s"]) == ("r1", 16, None)
+    assert (second["replica_id"], second["cached_tokens"], second["queue_s"]) == ("r0", 32, 0.5)
+    assert first["decode_interference_s"] is None, "not known"

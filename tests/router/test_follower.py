@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from kvpool.directory.messages import PoolLoad, ReplicaLoad
 from kvpool.directory.publisher import Publisher
 from kvpool.directory.publisher_thread import PublisherThread
 from kvpool.directory.redis_backend import RedisReader, RedisWriter
-from router.follower import FollowerThread
+from router.follower import LONGEST_RETRY_S, FollowerThread
 from router.mirror import Mirror
 from router.mirror_check import check
 from tests.fakes.listener import Listener
@@ -163,3 +164,47 @@ def test_an_outage_does_not_end_the_thread() -> None:
     wait_for(lambda: thread.follower.connected)
     thread.close()
     assert thread.failure is None
+
+
+def test_a_pool_whose_log_is_damaged_keeps_nobody_from_being_heard() -> None:
+    """What follows its snapshot in the log is wrong for good: only a newer snapshot helps."""
+    server = MemoryServer(random.Random(1))
+    damaged = Speaker(MemoryWriter(server, SPACE), "a").open()
+    other = Speaker(MemoryWriter(server, SPACE), "b").open()
+    for number in range(300):  # more than one read brings
+        damaged.say(added=[number])
+    damaged.end.write(replace(damaged.batch(added=[1000]), digest=1))
+    for number in range(2000):
+        other.say(added=[number])
+    listener = Listener(MemoryReader(server, SPACE))
+    for _ in range(200):
+        listener.now += 0.003
+        listener.follow(1)
+        other.beat()
+    assert listener.follow().mirror.lag_entries() == 0
+    assert listener.difference(other.keys, "b") == ""
+    assert listener.mirror.keys("a") == set()
+    assert 2 <= listener.follower.counts["rewinds"] <= 8  # it is tried again, and not all the time
+    damaged.end.replace_snapshot(damaged.snapshot())
+    listener.now += LONGEST_RETRY_S + 4.0
+    assert listener.catch_up().difference(damaged.keys, "a") == ""
+
+
+def test_who_waits_until_all_is_known_decides_nothing_blindly() -> None:
+    server = MemoryServer(random.Random(1))
+    end = MemoryWriter(server, SPACE)
+    speaker = Speaker(end).open([1, 2])
+    mirror = Mirror()
+    thread = FollowerThread(
+        MemoryReader(server, SPACE), mirror, clock=time.monotonic, rng=random.Random(1), read_s=0.02
+    )
+    try:
+        assert thread.wait_until_whole([], 10.0)  # the end of the log
+        assert not thread.wait_until_whole(["r"], 0.05)  # of which no heartbeat has told
+        speaker.beat(ReplicaLoad("r"))
+        assert thread.wait_until_whole(["r"], 10.0)
+        assert mirror.keys("pool-0") == speaker.keys
+        assert not thread.wait_until_whole(["r", "s"], 0.05)
+    finally:
+        thread.close()
+    assert not thread.wait_until_whole(["r"], 10.0)

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 from ray.util import metrics as ray_metrics
 
+from router.claims import CLAIM_OUTCOMES
 from router.decision import OUTCOMES
 from router.directory_state import STATES, DirectoryState
 from router.metrics import RayRouterMetrics
@@ -45,7 +46,16 @@ def test_names_units_and_tags(told: Told) -> None:
     metrics.looked_up(100, 32, 16, 16)
     metrics.retried()
     metrics.levels(3, "live", 0.25, 2, 1)
+    metrics.shared(2, 7, 30, 20, 10)
+    for claim in CLAIM_OUTCOMES:
+        metrics.claimed(claim, 0.002)
     wanted: Told = {
+        ("kvatlas_router_peers", ""): 2,
+        ("kvatlas_router_remote_bookings", ""): 7,
+        ("kvatlas_router_booking_changes_sent", ""): 30,
+        ("kvatlas_router_booking_changes_received", ""): 20,
+        ("kvatlas_router_booking_changes_dropped", ""): 10,
+        ("kvatlas_router_claim_seconds", ""): len(CLAIM_OUTCOMES),
         ("kvatlas_router_decision_seconds", ""): 1,
         ("kvatlas_router_queried_tokens", ""): 100,
         ("kvatlas_router_predicted_tokens", ""): 32,
@@ -58,6 +68,7 @@ def test_names_units_and_tags(told: Told) -> None:
         ("kvatlas_directory_gaps", ""): 1,
     }
     wanted.update({("kvatlas_router_requests", outcome): 1.0 for outcome in OUTCOMES})
+    wanted.update({("kvatlas_router_claims", outcome): 1.0 for outcome in CLAIM_OUTCOMES})
     wanted.update({("kvatlas_directory_state", state): float(state == "live") for state in STATES})
     assert told == wanted
 
@@ -67,6 +78,8 @@ def test_nothing_is_counted_with_zero(told: Told) -> None:
     metrics = RayRouterMetrics("m")
     metrics.looked_up(10, 0, 0, 0)
     metrics.levels(0, "off", 0.0, 0, 0)
+    metrics.shared(0, 0, 0, 0, 0)
+    assert not [name for name, _ in told if name.startswith("kvatlas_router_booking_changes")]
     assert ("kvatlas_router_predicted_tokens", "") not in told
     assert told["kvatlas_router_bookings", ""] == 0
 
@@ -75,8 +88,11 @@ def test_totals_are_exported_as_what_was_added(told: Told) -> None:
     metrics = RayRouterMetrics("m")
     for resyncs, gaps in ((2, 0), (2, 1), (5, 1)):
         metrics.levels(0, "live", 0.0, resyncs, gaps)
+        metrics.shared(1, 0, resyncs, gaps, 0)
     assert told["kvatlas_directory_resyncs", ""] == 5
     assert told["kvatlas_directory_gaps", ""] == 1
+    assert told["kvatlas_router_booking_changes_sent", ""] == 5
+    assert told["kvatlas_router_booking_changes_received", ""] == 1
 
 
 @pytest.mark.parametrize("state", get_args(DirectoryState))

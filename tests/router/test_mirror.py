@@ -294,3 +294,137 @@ def test_the_age_of_the_load_is_that_of_the_heartbeat_that_brought_it() -> None:
     assert feed.mirror.pools(feed.now)[0].load_age_s == float("inf")
     feed.apply(speaker(epoch=3, incarnation=12).heartbeat())
     assert feed.mirror.pools(feed.now)[0].load_age_s == 0.0
+
+
+def test_depths_are_those_of_match_by_slot() -> None:
+    feed = Feed()
+    for number in range(5):
+        one = speaker(f"pool-{number}")
+        one.held = list(range(10 * number))
+        feed.load(one)
+        feed.apply(one.heartbeat())
+    keys = [key(number) for number in range(35)]
+    depths = feed.mirror.depths(b"".join(keys))
+    by_name = {view.pool: int(depths[view.slot]) for view in feed.mirror.pools(feed.now)}
+    assert by_name == feed.mirror.match(keys) == {f"pool-{number}": min(35, 10 * number) for number in range(5)}
+
+
+def test_a_pool_that_is_not_whole_has_the_slot_of_nobody() -> None:
+    feed, one, two = Feed(), speaker("a"), speaker("b")
+    one.held = two.held = [1, 2]
+    for each in (one, two):
+        feed.load(each)
+        feed.apply(each.heartbeat())
+    feed.apply(Batch(one.writer, 1, b"", b"", 7))
+    first, second = feed.mirror.pools(feed.now)
+    depths = feed.mirror.depths(packed([1, 2]))
+    assert (first.whole, first.slot, depths[first.slot]) == (False, 0, 0)
+    assert (second.whole, depths[second.slot]) == (True, 2)
+    assert depths.sum() == 2
+
+
+def test_the_version_tells_when_pools_must_be_looked_at_again() -> None:
+    feed, one = Feed(), speaker()
+    versions = [feed.mirror.version]
+
+    def changed() -> bool:
+        versions.append(feed.mirror.version)
+        return versions[-1] != versions[-2]
+
+    feed.load(one)
+    assert changed()  # a pool
+    feed.apply(one.heartbeat())
+    assert changed()  # it is in the view
+    feed.apply(one.heartbeat(ReplicaLoad("r")))
+    feed.apply(one.batch(added=[1]))
+    assert not changed()
+    feed.load(one)
+    assert changed()  # another slot
+    missing = one.batch(added=[2])
+    feed.apply(one.batch(added=[3]))
+    assert changed()  # not whole
+    feed.apply(missing)
+    assert not changed()
+    new = speaker(epoch=2)
+    feed.apply(new.heartbeat())
+    assert changed()  # another writer
+    feed.apply(Gone(new.writer, 0))
+    assert changed()
+    feed.apply(Gone(new.writer, 0))
+    assert not changed()
+
+
+def test_heartbeats_are_named() -> None:
+    feed, one, two = Feed(), speaker("a"), speaker("b")
+    for each in (one, two, one):
+        feed.apply(each.heartbeat())
+    feed.apply(one.batch())
+    assert feed.mirror.beats == 3
+    assert feed.mirror.beaten_since(1) == ("b", "a")
+
+
+def test_one_pool_can_be_looked_at_alone() -> None:
+    feed, one = Feed(), speaker()
+    assert feed.mirror.view("pool-0", feed.now) is None
+    feed.load(one)
+    assert feed.mirror.view("pool-0", feed.now) is None  # not heard yet
+    feed.apply(one.heartbeat(ReplicaLoad("r"), lease_s=1.0))
+    assert [feed.mirror.view("pool-0", feed.now)] == feed.mirror.pools(feed.now)
+    assert feed.mirror.view("pool-0", feed.now + 1.5) is None
+
+
+def test_a_large_snapshot_takes_the_place_of_the_old_keys_when_it_is_complete() -> None:
+    """Also one that turns out to be wrong at its end: then nothing is known of the pool, and nothing of it was ever seen."""
+    seen: list[tuple[int, int]] = []
+    feed, one = Feed(), speaker()
+    asked = [key(number) for number in range(20_000)]
+
+    def look() -> None:
+        depths = feed.mirror.depths(b"".join(asked))
+        seen.append((int(depths.max()), feed.mirror.match(asked[:20])["pool-0"]))
+
+    feed.mirror = Mirror(give_way=look)
+    one.held = list(range(10))
+    feed.load(one)
+    feed.apply(one.heartbeat())
+    one.held = list(range(20_000))
+    one.seq += 1
+    feed.load(one)
+    assert seen == [(10, 10)] * len(seen)
+    assert len(seen) >= 4
+    assert feed.mirror.match(asked) == {"pool-0": 20_000}
+    good = one.snapshot()
+    wrong = Snapshot(good.writer, good.seq, good.keys + packed([19_999]), good.digest)
+    assert not feed.mirror.load(StoredSnapshot(wrong, feed.position), feed.now)
+    assert feed.mirror.match(asked) == {}
+    assert max(depth for depth, _ in seen) == 20_000
+    assert feed.mirror.depths(b"".join(asked)).sum() == 0
+
+
+def test_memory_is_given_back_with_the_entries_that_follow() -> None:
+    feed, one, other = Feed(), speaker("a"), speaker("b")
+    empty = feed.mirror.memory_bytes()
+    one.held = list(range(30_000))
+    feed.load(one)
+    assert 38 * 30_000 < feed.mirror.memory_bytes() < 64 * 30_000 + empty
+    feed.apply(one.heartbeat())
+    feed.apply(Gone(one.writer, 0))
+    for _ in range(30):
+        feed.apply(other.heartbeat())
+    assert feed.mirror.memory_bytes() <= empty
+
+
+def test_more_pools_than_one_word_of_slots() -> None:
+    feed = Feed()
+    held = {f"pool-{number}": number % 50 for number in range(200)}
+    for name, count in held.items():
+        one = speaker(name)
+        one.held = list(range(count))
+        feed.load(one)
+        feed.apply(one.heartbeat())
+    assert feed.mirror.match([key(number) for number in range(60)]) == held
+
+
+def test_torn_keys_are_refused() -> None:
+    with pytest.raises(ValueError, match="16 bytes"):
+        Mirror().depths(bytes(15))

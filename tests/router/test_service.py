@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import random
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from kvpool.directory import ReplicaLoad
-from router.bookings import SETTLE_S
-from router.decision import OUTCOMES
+from router.booking_event import BookingEvent, ladder_of
+from router.bookings import REMOTE_LIFE_S, SETTLE_S
+from router.decision import OUTCOMES, RouteDecision
+from router.policy import decide
+from router.route_config import RouteConfig
 from router.service import LOG_EVERY_S
+from router.ticket import Ticket
+from router.view import RouteRequest
+from tests.fakes.speaker import packed
 from tests.router.scene import BLOCK_TOKENS, FRESH_S, Scene, keys
 
 BOTH = ("r0", "r1")
@@ -21,7 +29,11 @@ BOTH = ("r0", "r1")
 
 def scene_with_prefix(policy: Any = "cost") -> Scene:
     """Both replicas are idle; r1 holds the keys 1 to 4."""
-    scene = Scene(policy)
+    return heard(Scene(policy))
+
+
+def heard(scene: Scene) -> Scene:
+    """The scene after the heartbeats of both."""
     scene.hear("r0")
     scene.hear("r1", held=[1, 2, 3, 4])
     return scene
@@ -150,8 +162,9 @@ def test_each_replica_of_a_shared_pool_has_its_own_load_and_the_room_of_the_pool
     with scene.service.ticket("q", keys(1), 50, 16):
         view = scene.service.route("q", ("r1", "r0")).view
     assert (view.queued_tokens.tolist(), view.running.tolist()) == ([7, 100], [2, 3])
-    assert view.prefill_tokens_per_s.tolist() == [900.0, 500.0]
+    assert view.prefill_tokens_per_s.tolist() == pytest.approx([900.0, 500.0])
     assert view.free_tokens.tolist() == [40 * BLOCK_TOKENS] * 2
+    assert (view.waiting.tolist(), view.held_tokens.tolist()) == ([0, 1], [0, 0])
 
 
 def test_when_both_that_share_a_pool_are_busy_the_prefix_is_computed_elsewhere() -> None:
@@ -273,11 +286,13 @@ def test_a_request_that_left_while_it_was_routed_is_not_booked(monkeypatch: pyte
     scene = scene_with_prefix()
     ticket = scene.service.ticket("q", keys(1), 100, 16)
 
-    def leave(asked: list[bytes]) -> dict[str, int]:
-        ticket.close()
-        return {}
+    depths = scene.mirror.depths
 
-    monkeypatch.setattr(scene.mirror, "match", leave)
+    def leave(asked: bytes) -> Any:
+        ticket.close()
+        return depths(asked)
+
+    monkeypatch.setattr(scene.mirror, "depths", leave)
     scene.service.route("q", BOTH)
     scene.service.routed("q", "r0")
     ticket.admitted("r0", 3)
@@ -366,6 +381,215 @@ def test_the_outcome_is_that_of_the_decision_that_stood() -> None:
         assert scene.service.route("q", BOTH).outcome == "fallback"
     assert outcomes(scene) == {"fallback": 1}
     assert scene.metrics.told["routed"] == [("fallback",)]
+
+
+def test_what_prompts_in_flight_promise_is_counted_apart_from_what_is_listed() -> None:
+    scene = scene_with_prefix()
+    with scene.service.ticket("first", keys(1, 2, 50, 51), 70, 16) as first:
+        assert scene.route("first") == "r1"
+        first.admitted("r1", 20)  # 12 of the 32 tokens that are listed are not there
+        first.started()
+        with scene.service.ticket("next", keys(1, 2, 50, 51), 70, 16) as following:
+            assert scene.service.route("next", BOTH).predicted_tokens == 4 * BLOCK_TOKENS
+            following.admitted("r1", 40)  # what is listed is there, but of what was promised only a part
+            following.started()
+    report = scene.service.report()
+    names = ("predicted", "promised", "measured", "phantom", "unkept")
+    assert [report[f"{name}_tokens"] for name in names] == [32 + 64, 32, 60, 12, 24]
+    assert scene.metrics.told["looked_up"] == [(70, 32, 20, 12), (70, 64, 40, 0)]
+
+
+def test_nothing_is_listed_of_a_candidate_without_a_pool() -> None:
+    scene = scene_with_prefix()
+    with scene.service.ticket("q", keys(1, 2), 100, 16) as ticket:
+        scene.service.route("q", ("new", *BOTH))
+        ticket.admitted("new", 0)
+    assert scene.metrics.told["looked_up"] == [(100, 0, 0, 0)]
+
+
+# Learning
+
+
+def test_the_time_to_the_first_token_is_learned_with_what_the_decision_saw() -> None:
+    scene = scene_with_prefix()
+    scene.hear("r1", queued_prefill_tokens=30, running=2)
+    learned: list[tuple[Any, ...]] = []
+    calibration = scene.service._calibration
+    scene.service._calibration.note = lambda *seen: learned.append(seen)  # type: ignore[method-assign]
+    with scene.service.ticket("q", keys(1, 2, 3, 4), 100, 16) as ticket:
+        assert scene.route("q") == "r1"
+        scene.now += 0.25
+        ticket.admitted("r1", 40)
+        scene.now += 0.25
+        ticket.started()
+        ticket.started()
+    with scene.service.ticket("never admitted", keys(1), 100, 16) as ticket:
+        scene.route("never admitted")
+        ticket.started()
+    scene.now += FRESH_S + 1
+    with scene.service.ticket("fallback", keys(1), 100, 16) as ticket:
+        assert scene.service.route("fallback", BOTH).outcome == "fallback"
+        ticket.admitted("r1", 40)
+        ticket.started()
+    assert learned == [("r1", 30, 60, 2, 0.5)]
+    assert calibration.reuse_share > RouteConfig().reuse_share
+
+
+def test_what_was_learned_is_what_the_policy_sees() -> None:
+    scene = scene_with_prefix()
+    for number in range(200):
+        with scene.service.ticket(f"q{number}", [], 1000, 16) as ticket:
+            chosen = scene.route(f"q{number}")
+            scene.now += 0.25
+            scene.hear("r0")
+            scene.hear("r1")
+            ticket.admitted(chosen, 0)
+            ticket.started()
+    with scene.service.ticket("q", [], 1000, 16):
+        view = scene.service.route("q", BOTH).view
+    assert view.prefill_tokens_per_s.tolist() == pytest.approx([4000.0] * 2, rel=0.1)
+    scene.service.members(["r0"])
+    assert list(scene.service.report()["calibration"]["factors"]) == ["r0"]
+
+
+# Other routers
+
+
+def test_every_change_of_a_booking_is_announced_in_order() -> None:
+    told: list[BookingEvent] = []
+    scene = Scene(announce=told.append)
+    scene.hear("r0")
+    scene.hear("r1", held=[1, 2])
+    ladder = ladder_of(packed([1, 2, 9]))
+    with scene.service.ticket("q", keys(1, 2, 9), 100, 16) as ticket:
+        scene.route("q")
+        scene.route("q")  # again: one booking takes the place of the other
+        scene.service.routed("q", "r1")  # as booked
+        scene.service.routed("q", "r0")
+        ticket.admitted("r0", 0)
+        ticket.admitted("r0", 16)
+        ticket.started()
+        ticket.started()
+    assert told == [
+        BookingEvent("book", "q", "r1", 68, ladder),
+        BookingEvent("book", "q", "r1", 68, ladder),
+        BookingEvent("book", "q", "r0", 100, ladder),
+        BookingEvent("book", "q", "r0", 84, ladder),
+        BookingEvent("start", "q"),
+        BookingEvent("release", "q"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda scene, ticket: scene.service.died("r1"),
+        lambda scene, ticket: scene.service.members(["r0"]),
+        lambda scene, ticket: scene.service.route("q", ()),
+        lambda scene, ticket: scene.service.route_failed("q"),
+        lambda scene, ticket: ticket.retry(),
+        lambda scene, ticket: ticket.close(),
+    ],
+    ids=["died", "left", "no candidates", "left to Serve", "retry", "closed"],
+)
+def test_the_end_of_a_booking_is_announced_whatever_ends_it(end: Callable[[Scene, Ticket], Any]) -> None:
+    told: list[BookingEvent] = []
+    scene = Scene(announce=told.append)
+    scene.hear("r1", held=[1])
+    with scene.service.ticket("q", keys(1), 100, 16) as ticket:
+        scene.route("q")
+        end(scene, ticket)
+        assert [event.kind for event in told] == ["book", "release"]
+    assert len(told) == 2
+
+
+def test_a_broken_announcement() -> None:
+    live_through(heard(Scene(announce=broken)), "longest cached prefix", "prefix_hit")
+
+
+def test_what_other_routers_booked_is_load_and_a_promise() -> None:
+    scene = scene_with_prefix()
+    book = BookingEvent("book", "theirs", "r0", 400, ladder_of(packed([50, 51, 52])))
+    scene.service.apply_remote("there", book)
+    with scene.service.ticket("q", keys(50, 51, 9), 60, 16):
+        view = scene.service.route("q", BOTH).view
+        assert (view.queued_tokens.tolist(), view.running.tolist()) == ([400, 0], [1, 0])
+        assert view.cached_tokens.tolist() == [2 * BLOCK_TOKENS, 0]
+        scene.service.apply_remote("there", BookingEvent("start", "theirs"))
+        view = scene.service.route("q", BOTH).view
+        assert (view.queued_tokens.tolist(), view.running.tolist()) == ([0, 0], [1, 0])
+        assert scene.service.report()["remote_bookings"] == 1
+        scene.service.apply_remote("there", BookingEvent("release", "theirs"))
+        assert scene.service.route("q", BOTH).view.cached_tokens.tolist() == [0, 0]
+    scene.service.apply_remote("there", book)
+    scene.service.drop_origin("there")
+    assert scene.service.report()["remote_bookings"] == 0
+
+
+def test_remote_bookings_that_nobody_ends_are_forgotten() -> None:
+    scene = scene_with_prefix()
+    scene.service.apply_remote("there", BookingEvent("book", "theirs", "r0", 400))
+    scene.now += REMOTE_LIFE_S + 1
+    scene.service.report_levels()
+    assert scene.service.report()["remote_bookings"] == 0
+
+
+async def test_a_booking_is_waited_for_whoever_makes_it() -> None:
+    scene = scene_with_prefix()
+    assert not await scene.service.wait_booked("ours", 0.0)
+    ours = asyncio.create_task(scene.service.wait_booked("ours", 60.0))
+    theirs = asyncio.create_task(scene.service.wait_booked("theirs", 60.0))
+    await asyncio.sleep(0)
+    with scene.service.ticket("ours", keys(1), 100, 16):
+        scene.route("ours")
+        scene.service.apply_remote("there", BookingEvent("book", "theirs", "r0", 1))
+        assert [await ours, await theirs] == [True, True]
+        assert await scene.service.wait_booked("ours", 0.0)
+
+
+def test_known_blocks_are_those_of_any_live_pool_or_booking() -> None:
+    scene = scene_with_prefix()
+    asked = packed([1, 2, 3, 9])
+    assert scene.service.known_blocks(asked) == 3
+    assert scene.service.known_blocks(b"") == 0
+    scene.service.apply_remote("there", BookingEvent("book", "theirs", "unheard", 1, ladder_of(packed([50, 51]))))
+    assert scene.service.known_blocks(packed([50, 51, 52])) == 2
+    scene.now += FRESH_S + 1
+    assert scene.service.known_blocks(asked) == 0  # the directory is silent
+    assert scene.service.known_blocks(packed([50, 51, 52])) == 2
+
+
+# Looking only
+
+
+def test_explaining_changes_nothing() -> None:
+    told: list[BookingEvent] = []
+    scene = heard(Scene(announce=told.append))
+    before = scene.service.report()
+    decision = scene.service.explain(keys(1, 2, 9), 100, 16, BOTH, "s")
+    assert (decision.replica_id, decision.predicted_tokens, decision.outcome) == ("r1", 32, "prefix_hit")
+    assert (scene.service.report(), told) == (before, [])
+    scene.now += FRESH_S + 1
+    assert scene.service.explain(b"", 100, 16, BOTH).reason == "directory silent for 4.0 s"
+    assert scene.service.explain(b"", 100, 16, ()).ranking == []
+
+
+def test_the_policy_is_told_the_session_and_how_the_prompt_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = scene_with_prefix()
+    asked: list[RouteRequest] = []
+
+    def listen(request: RouteRequest, *rest: Any) -> RouteDecision:
+        asked.append(request)
+        return decide(request, *rest)
+
+    monkeypatch.setattr("router.chooser.decide", listen)
+    with (
+        scene.service.ticket("q", packed([1, 2]), 100, 16, session="s"),
+        scene.service.ticket("short", b"", 3, 16),
+    ):
+        scene.route("q")
+        scene.route("short")
+    assert asked == [RouteRequest(100, 16, 0, "s", keys(1)[0]), RouteRequest(3, 16, 1, "", b"")]
 
 
 # Fallbacks
@@ -462,8 +686,11 @@ class BrokenRandom(random.Random):
     def random(self) -> float:
         raise Broken("on purpose")
 
+    def getrandbits(self, bits: int, /) -> int:
+        raise Broken("on purpose")
 
-@pytest.mark.parametrize("what", ["pools", "match", "lag_s"])
+
+@pytest.mark.parametrize("what", ["pools", "depths", "lag_s"])
 def test_a_broken_mirror(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = scene_with_prefix()
     monkeypatch.setattr(scene.mirror, what, broken)
@@ -480,10 +707,11 @@ def test_an_unknown_policy() -> None:
     live_through(scene_with_prefix("best"), "error in the policy")
 
 
-@pytest.mark.parametrize("what", ["book", "load", "promised_blocks"])
-def test_broken_bookings(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", [["book"], ["see"], ["see", "survey"]])
+def test_broken_bookings(what: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     scene = scene_with_prefix()
-    monkeypatch.setattr(scene.service._bookings, what, broken)
+    for name in what:
+        monkeypatch.setattr(scene.service._ledger._bookings, name, broken)
     live_through(scene, "error in the")
 
 
@@ -555,8 +783,15 @@ def test_report_has_every_field_and_is_json() -> None:
     for scene in (Scene(directory=False), Scene(), scene_with_prefix()):
         report = json.loads(json.dumps(scene.service.report(), allow_nan=False))
         assert set(report) == {
-            *("policy", "directory", "decisions", "bookings", "retries"),
-            *("queried_tokens", "predicted_tokens", "measured_tokens", "phantom_tokens"),
+            *("policy", "directory", "decisions", "bookings", "remote_bookings", "retries", "calibration"),
+            *(
+                "queried_tokens",
+                "predicted_tokens",
+                "promised_tokens",
+                "measured_tokens",
+                "phantom_tokens",
+                "unkept_tokens",
+            ),
         }
         assert report["decisions"] == dict.fromkeys(OUTCOMES, 0)
         assert set(report["directory"]) == {

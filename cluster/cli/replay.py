@@ -1,0 +1,172 @@
+"""`kvatlas replay`: what the router would make of a trace, or of the decisions in a log."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from cluster.cli import replay_decisions
+from cluster.cli.output import complain, print_json, print_table
+from cluster.cli.serve import Settings
+from cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from router.replay.service_times import ServiceTimes
+    from router.replay.trace import Trace
+    from router.route_config import PolicyName
+
+CONTROLS: Final = ("none", "no-sharing")
+
+
+def replay(
+    trace: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[TRACE]",
+            help="Requests as JSON lines, plain or .gz, in Mooncake's format; with --tokenizer a workload of bench serve.",
+        ),
+    ] = None,
+    replicas: Annotated[int, typer.Option(min=1, help="How many replicas.")] = 8,
+    routers: Annotated[int, typer.Option(min=1, help="How many routers; each request comes to one by chance.")] = 1,
+    pool_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Pool of each replica, in tokens. Default: it keeps everything.")
+    ] = None,
+    policy: Annotated[str, typer.Option(metavar="NAME,NAME", help="Routing policies, or `all`.")] = "all",
+    load: Annotated[
+        str, typer.Option(metavar="SHARE,SHARE", help="Arrival rates as shares of what the replicas can take at most.")
+    ] = "0.5,1.0,1.2",
+    lag_ms: Annotated[
+        float, typer.Option(min=0, help="How old is what a router knows of pools and of other routers.")
+    ] = 50.0,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each policy and load; medians count.")] = 3,
+    control: Annotated[
+        str, typer.Option(metavar="|".join(CONTROLS), help="no-sharing: every block of the trace is made unique.")
+    ] = "none",
+    requests: Annotated[int | None, typer.Option(min=1, help="Only the first so many. Default: all.")] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Service times of a replica. Default: an H100-class 8B model, on paper."),
+    ] = None,
+    rate_error: Annotated[
+        float, typer.Option(min=0.001, help="Replicas are believed to be so many times faster, or slower, at first.")
+    ] = 2.0,
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Model directory: TRACE is a workload file of prompts.")
+    ] = None,
+    block_tokens: Annotated[int, typer.Option(min=1, help="Block size, with --tokenizer.")] = 16,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Length of each answer, with --tokenizer.")] = 16,
+    seed: Annotated[int, typer.Option(help="Order of the prompts, with --tokenizer; chance, with --decisions.")] = 0,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one for each CPU.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw an SVG.")] = None,
+    decisions: Annotated[
+        Path | None, typer.Option(metavar="LOG", help="Decide again what a decision log holds, in place of TRACE.")
+    ] = None,
+    settings: Settings = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False,
+) -> None:
+    """Simulate replicas under the router of the product, on a trace of requests. A run of 12,000 requests takes about 20 s of
+    one CPU.
+
+    With --decisions: what would another policy have decided of the requests that a router logged? --set gives its options.
+    """
+    if (trace is None) == (decisions is None):
+        raise UsageError("`kvatlas replay` takes either a TRACE or --decisions LOG: give one of them.")
+    if decisions is not None:
+        replay_decisions.run(decisions, policy, as_json, settings or (), seed)
+        return
+    assert trace is not None
+    if settings:
+        raise UsageError("--set gives options for --decisions LOG: leave it out with a TRACE.")
+    if control not in CONTROLS:
+        raise UsageError(f"--control {control} is unknown: choose from {', '.join(CONTROLS)}.")
+
+    from router.replay import report, sweep
+
+    wanted = sweep.Sweep(
+        policies=_policies(policy),
+        replicas=replicas,
+        routers=routers,
+        pool_tokens=pool_tokens,
+        loads=_loads(load),
+        lag_s=lag_ms / 1e3,
+        seeds=seeds,
+        rate_error=rate_error,
+        control="no-sharing" if control == "no-sharing" else "none",
+    )
+    if tokenizer is None:
+        played = _read(trace, requests)
+    else:
+        from cluster.bench.replay_prompts import trace_of
+
+        played = trace_of(trace, tokenizer, requests or 100, seed, block_tokens, output_tokens)
+    runs = sweep.run(wanted, played, _times(calibration), jobs or len(os.sched_getaffinity(0)), _tell)
+    for run in runs:
+        if run["fallbacks"]:
+            complain(
+                f"kvatlas: {run['policy']} at load {run['load']:g}: {run['fallbacks']} decisions were fallbacks, which say "
+                f"nothing about the policy."
+            )
+    if plot is not None:
+        _draw(plot, runs)
+    if as_json:
+        print_json({"runs": runs})
+        return
+    print_table(report.HEAD, report.rows(runs))
+    print(f"\n{report.setting(runs[0])}")
+
+
+def _read(file: Path, requests: int | None) -> Trace:
+    from router.replay import trace
+
+    played = trace.read(file)
+    return played if requests is None else played.head(requests)
+
+
+def _times(file: Path | None) -> ServiceTimes:
+    from router.replay import service_times
+
+    return service_times.H100_8B if file is None else service_times.read(file)
+
+
+def _policies(text: str) -> list[PolicyName]:
+    """The policies in a comma-separated list. Raises `UsageError` for one that is none."""
+    from router.policy import POLICIES
+
+    names = list(POLICIES) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in POLICIES:
+            raise UsageError(f"--policy {name} is no routing policy: choose from all, {', '.join(sorted(POLICIES))}.")
+    if not names:
+        raise UsageError(f"--policy is empty: give one or more of all, {', '.join(sorted(POLICIES))}.")
+    return names  # type: ignore[return-value]  # each was looked up
+
+
+def _loads(text: str) -> list[float]:
+    """The numbers in a comma-separated list. Raises `UsageError`."""
+    try:
+        loads = [float(part) for part in text.split(",")]
+    except ValueError:
+        loads = []
+    if not loads or not all(0 < load < 1000 for load in loads):
+        raise UsageError(f"--load {text} is no list of shares above 0: write for example 0.5,1.0,1.2.")
+    return loads
+
+
+def _draw(file: Path, runs: Sequence[dict[str, Any]]) -> None:
+    from router.replay import plot
+
+    try:
+        file.write_text(plot.drawn(runs), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"Cannot write {file} ({error.strerror}): give --plot another path.") from error
+
+
+def _tell(run: dict[str, Any]) -> None:
+    """Progress goes to stderr: stdout is the report."""
+    typer.echo(
+        f"load {run['load']:g} {run['policy']}: hit {run['hit']:.3f}, P95 TTFT {run['ttft_p95_s']:.3f} s", err=True
+    )

@@ -1,0 +1,52 @@
+"""A routing decision and the picture it was made from, as one JSON object: what POST /debug/route answers.
+
+policy, outcome, reason         as in the `x-kvatlas-route` header
+replica_id, predicted_tokens    the choice, and what it is expected to have cached of the prompt
+prompt_tokens, output_tokens    of the request; the latter at most
+candidates                      best first, each with
+    replica_id, pool            null for a replica that no live pool speaks for
+    pool_seq                    number of the last change of the pool that the mirror has
+    matched_tokens              of the prompt, listed by the directory
+    promised_tokens             expected beyond these, because a prompt on its way there begins alike
+    cached_tokens               both together: what the policy sees
+    ...                         every term of the policy, the unit at the end of its name
+    score                       lower is better; null, as all terms, where the candidate was not scored
+not_in_directory                the candidates without a pool, which come last
+directory                       state, lag_s, lag_entries, resyncs, gaps and problem of this router's picture
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from router.decision import RouteDecision
+
+_OF_THE_PICTURE = ("state", "lag_s", "lag_entries", "resyncs", "gaps", "problem")
+
+
+def explanation(
+    decision: RouteDecision, prompt_tokens: int, output_tokens: int, directory: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the object. `decision` is one of `RouteService.explain`, `directory` that part of `RouteService.report`."""
+    told = decision.explain()
+    homes = {name: pool for pool in directory["pools"] for name in pool["replica_ids"]}
+    candidates = [_placed(candidate, homes.get(candidate["replica_id"])) for candidate in told.pop("candidates")]
+    return {
+        **told,
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "candidates": candidates,
+        "not_in_directory": sorted(one["replica_id"] for one in candidates if one["pool"] is None),
+        "directory": {name: directory[name] for name in _OF_THE_PICTURE},
+    }
+
+
+def _placed(candidate: dict[str, Any], pool: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The candidate with its pool, and what is known of the prompt before everything else."""
+    rest = dict(candidate)
+    first = {"replica_id": rest.pop("replica_id"), "pool": None, "pool_seq": None}
+    if pool is not None:
+        first |= {"pool": pool["pool"], "pool_seq": pool["seq"]}
+    prompt = {name: rest.pop(name, None) for name in ("matched_tokens", "promised_tokens", "cached_tokens")}
+    return {**first, **prompt, **rest}

@@ -1,0 +1,83 @@
+"""`cost`, the default: the least of expected time to first token, and what the request costs those after it, in seconds.
+
+    queue_s      prompt tokens queued at the replica / its prefill rate
+    prefill_s    own prompt tokens not cached there / its prefill rate
+    decode_s     running decodes x what each adds
+    recompute_s  prefill_s x `recompute_weight`
+    displaced_s  tokens beyond the pool's free room x share that is asked for again / prefill rate x `displaced_weight`
+
+The score is their sum. So affinity and load are weighed in seconds and nothing switches at a threshold: a hot replica loses a
+request as soon as its queue costs more than computing the prefix elsewhere, and the prefix then has a second holder.
+
+`recompute_s` is there because whoever comes next waits as well for what is computed twice, and because a prefix that is being
+computed would not hold its siblings: waiting for it takes as long as computing it again. `displaced_s` is what the pool
+loses: a full pool gives up as many cached tokens as the request brings new ones, and those that are asked for again are computed
+again.
+
+Candidates within `tie_s` of the best are equal. Among them comes first the one that a hash of the request's session prefers, so
+that a conversation stays where it began while that costs nothing; without a session, chance.
+
+Limits: time spent waiting for decodes is linear in their number, and a request is taken to generate all the tokens it may.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from router.decision import Outcome
+from router.policies.rates import settled_rates
+from router.policies.rendezvous import preferred
+from router.policies.scored import Scored
+from router.route_config import RouteConfig
+from router.view import FloatColumn, RouteRequest, View
+
+
+def cost(request: RouteRequest, view: View, config: RouteConfig, rng: random.Random) -> Scored:
+    """See above. Terms in seconds, and what they were made from: tokens that would be displaced, rates assumed."""
+    rates = settled_rates(view.prefill_tokens_per_s, config)
+    each_s = view.decode_interference_s
+    each_s = np.where(np.isnan(each_s), config.decode_interference_s, each_s)
+    share = view.reuse_share if view.reuse_share == view.reuse_share else config.reuse_share
+    uncached = np.maximum(request.prompt_tokens - view.cached_tokens, 0)
+    displaced: FloatColumn = np.maximum(uncached + (request.output_tokens - view.free_tokens), 0.0)
+    queue_s = view.queued_tokens / rates
+    prefill_s = uncached / rates
+    decode_s = view.running * each_s
+    recompute_s = prefill_s * config.recompute_weight
+    displaced_s = displaced / rates * (share * config.displaced_weight)
+    score: FloatColumn = queue_s + prefill_s + decode_s + recompute_s + displaced_s
+    first = -1
+    if request.session:
+        first = preferred(request.session, view.replica_ids, score <= score.min() + config.tie_s)
+    terms = {
+        "queue_s": queue_s,
+        "prefill_s": prefill_s,
+        "decode_s": decode_s,
+        "recompute_s": recompute_s,
+        "displaced_s": displaced_s,
+        "displaced_tokens": displaced,
+        "rate_tokens_per_s": rates,
+    }
+
+    def reason(chosen: int, outcome: Outcome) -> str:
+        if outcome == "load_override":
+            holder = int(np.where(view.cached_tokens == view.cached_tokens.max(), score, np.inf).argmin())
+            if score[holder] <= score.min() + config.tie_s:
+                return "no slower than its holders"
+
+            def dearer(term: FloatColumn) -> float:
+                return float(term[holder] - term[chosen])
+
+            wait, room = dearer(queue_s) + dearer(decode_s), dearer(displaced_s)
+            rate = dearer(prefill_s) + dearer(recompute_s)
+            if room > max(wait, rate):
+                return "its holders would lose more of what they have cached"
+            if rate > wait:
+                return "its holders are slower than computing it again costs"
+            return "its holders are busier than computing it again costs"
+        among = " and its session's place among equals" if chosen == first else ""
+        return ("nothing cached and least expected wait" if outcome == "no_prefix" else "longest cached prefix") + among
+
+    return Scored(score, terms, reason, "s", config.tie_s, first)

@@ -1,0 +1,60 @@
+"""Many runs: their order, what their seeds change, and that processes change nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from router.replay.errors import ReplayError
+from router.replay.report import Figures
+from router.replay.sweep import Sweep, run
+from tests.router.replay.traces import QUICK, mixed
+
+SWEEP = Sweep(("cost", "round_robin"), replicas=2, routers=1, pool_tokens=None, loads=(0.5, 1.0), lag_s=0.05, seeds=2)
+TRACE = mixed(31, requests=30)
+
+
+def _timeless(runs: list[Figures]) -> list[Figures]:
+    """Without what the machine's speed decides."""
+    return [{name: value for name, value in one.items() if not name.startswith("decide_")} for one in runs]
+
+
+def test_loads_then_policies_each_of_all_seeds() -> None:
+    told: list[Figures] = []
+    runs = run(SWEEP, TRACE, QUICK, progress=told.append)
+    assert [(one["load"], one["policy"], one["seeds"]) for one in runs] == [
+        (0.5, "cost", 2),
+        (0.5, "round_robin", 2),
+        (1.0, "cost", 2),
+        (1.0, "round_robin", 2),
+    ]
+    assert told == runs
+    assert runs[2]["arrivals_per_s"] == pytest.approx(2 * runs[0]["arrivals_per_s"])
+    assert runs[0]["hit"] > runs[1]["hit"]
+
+
+def test_the_control_shares_nothing() -> None:
+    runs = run(replace(SWEEP, control="no-sharing", loads=(0.5,), seeds=1), TRACE, QUICK)
+    assert [one["hit"] for one in runs] == [0.0, 0.0]
+    assert {one["control"] for one in runs} == {"no-sharing"}
+
+
+@pytest.mark.slow
+def test_processes_change_nothing() -> None:
+    assert _timeless(run(SWEEP, TRACE, QUICK, jobs=2)) == _timeless(run(SWEEP, TRACE, QUICK, jobs=1))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"policies": ()}, {"loads": ()}, {"loads": (0.0,)}, {"seeds": 0}, {"replicas": 0}, {"lag_s": -1.0}, {"rate_error": 0.0}],
+)  # fmt: skip
+def test_what_makes_no_run_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ReplayError):
+        replace(SWEEP, **wrong)
+
+
+def test_a_pool_smaller_than_a_block_is_refused() -> None:
+    with pytest.raises(ReplayError, match="at least one replica and one block"):
+        run(replace(SWEEP, pool_tokens=1), TRACE, QUICK)
