@@ -63,6 +63,8 @@ RANGES: dict[str, Range] = {
     "router.prefill_tokens_per_s": Range(1, _ANY),
     "router.rate_tolerance": Range(0, 100),
     "router.recompute_weight": Range(0, 100),
+    "router.recompute_limit": Range(0, 100),
+    "router.balance_weight": Range(0, 100),
     "router.decode_interference_s": Range(0, 60),
     "router.claim_tokens": Range(0, 1 << 20),
     "router.reuse_share": Range(0, 1),

@@ -108,10 +108,12 @@ class Follower:
         """Reads the snapshots that the mirror wants; returns where to read on, which may be further back."""
         start, now = cursor.position, self._clock()
         wanted = self._mirror.wants_snapshot(now)
-        if start < self._furthest or now < self._rewind_at:
+        if start < self._furthest:
             return cursor
         if not wanted:
-            self._pause_s = 0.0
+            self._pause_s = self._rewind_at = 0.0
+        if now < self._rewind_at:
+            return cursor
         for pool in wanted:
             start = min(start, self._load(pool, start))
         if start == cursor.position:

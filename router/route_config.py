@@ -18,14 +18,19 @@ class RouteConfig:
     """Assumed while no replica has measured its own rate, and until first tokens have told."""
     rate_tolerance: float = 0.5
     """Rates that differ from their mean by less than this share are taken to be equal to it."""
-    recompute_weight: float = 2.0
-    """Weight of the time a request computes what it does not find cached, as time that those after it wait."""
+    recompute_weight: float = 0.5
+    """Weight of the time a request computes what it does not find cached, as time that those after it wait: for each request
+    that waits at a replica, on average, and once more for whoever comes next."""
+    recompute_limit: float = 6.0
+    """The weight that this comes to at most."""
     decode_interference_s: float = 0.02
     """Seconds that one running decode adds to the time to first token of a new request, until first tokens have told."""
     reuse_share: float = 0.3
     """Share of cached tokens that are taken to be asked for again, until the share of prompts found cached has told."""
     displaced_weight: float = 1.0
     """Weight of the time it takes to compute again what a request displaces and somebody asks for."""
+    balance_weight: float = 0.005
+    """Weight of the time it would take to compute what a pool has cached beyond the emptiest: evens out pools that are not full."""
     claim_tokens: int = 256
     """A prompt of which at least so many tokens are cached nowhere is computed once, whichever router gets it. 0: off."""
     tie_s: float = 0.001

@@ -3,14 +3,18 @@
     queue_s      prompt tokens queued at the replica / its prefill rate
     prefill_s    own prompt tokens not cached there / its prefill rate
     decode_s     running decodes x what each adds
-    recompute_s  prefill_s x `recompute_weight`
+    recompute_s  prefill_s x `recompute_weight` x (1 + requests that wait, on average of the replicas), the factor of prefill_s
+                 at most `recompute_limit`
     displaced_s  tokens beyond the pool's free room x share that is asked for again / prefill rate x `displaced_weight`
+    balance_s    tokens the pool has cached beyond the emptiest / prefill rate x `balance_weight`
 
 The score is their sum. So affinity and load are weighed in seconds and nothing switches at a threshold: a hot replica loses a
 request as soon as its queue costs more than computing the prefix elsewhere, and the prefix then has a second holder.
 
-`recompute_s` is there because whoever comes next waits as well for what is computed twice, and because a prefix that is being
-computed would not hold its siblings: waiting for it takes as long as computing it again. `displaced_s` is what the pool
+`recompute_s` is there because whoever waits behind the request waits for what is computed twice as well: nobody while the
+replicas are idle, many when they are not. And a prefix that is being computed would not hold its siblings otherwise: waiting for
+it takes as long as computing it again. `balance_s` is small: it sends what is new to pools that have less, until all are full.
+`displaced_s` is what the pool
 loses: a full pool gives up as many cached tokens as the request brings new ones, and those that are asked for again are computed
 again.
 
@@ -45,9 +49,11 @@ def cost(request: RouteRequest, view: View, config: RouteConfig, rng: random.Ran
     queue_s = view.queued_tokens / rates
     prefill_s = uncached / rates
     decode_s = view.running * each_s
-    recompute_s = prefill_s * config.recompute_weight
+    waiting = float(view.waiting.sum()) / len(view)
+    recompute_s = prefill_s * min(config.recompute_limit, config.recompute_weight * (1.0 + waiting))
     displaced_s = displaced / rates * (share * config.displaced_weight)
-    score: FloatColumn = queue_s + prefill_s + decode_s + recompute_s + displaced_s
+    balance_s = (view.held_tokens - view.held_tokens.min()) / rates * config.balance_weight
+    score: FloatColumn = queue_s + prefill_s + decode_s + recompute_s + displaced_s + balance_s
     first = -1
     if request.session:
         first = preferred(request.session, view.replica_ids, score <= score.min() + config.tie_s)
@@ -57,6 +63,7 @@ def cost(request: RouteRequest, view: View, config: RouteConfig, rng: random.Ran
         "decode_s": decode_s,
         "recompute_s": recompute_s,
         "displaced_s": displaced_s,
+        "balance_s": balance_s,
         "displaced_tokens": displaced,
         "rate_tokens_per_s": rates,
     }
@@ -70,10 +77,10 @@ def cost(request: RouteRequest, view: View, config: RouteConfig, rng: random.Ran
             def dearer(term: FloatColumn) -> float:
                 return float(term[holder] - term[chosen])
 
-            wait, room = dearer(queue_s) + dearer(decode_s), dearer(displaced_s)
+            wait, room = dearer(queue_s) + dearer(decode_s), dearer(displaced_s) + dearer(balance_s)
             rate = dearer(prefill_s) + dearer(recompute_s)
             if room > max(wait, rate):
-                return "its holders would lose more of what they have cached"
+                return "its holders have less room for it"
             if rate > wait:
                 return "its holders are slower than computing it again costs"
             return "its holders are busier than computing it again costs"

@@ -80,7 +80,7 @@ def test_no_policy_is_cheaper_than_cost_by_the_terms_of_cost(seed: int) -> None:
 
 
 def test_an_option_changes_what_is_decided() -> None:
-    view = a_view(cached=(0, 160, 0), queued=(0, 250, 0))
+    view = a_view(cached=(0, 160, 0), queued=(0, 200, 0))
     records = logged(a_decision("cost", view))
     configs = {"as it was": RouteConfig(), "bold": RouteConfig(recompute_weight=0.0)}
     (same, bold), _ = rerun(records, configs, seed=1)
