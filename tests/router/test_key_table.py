@@ -69,6 +69,11 @@ class Machine(RuleBasedStateMachine):
         self.sets: dict[int, set[bytes]] = {}
         self.digests: dict[int, int] = {}
         self.shown: set[int] = set()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr("router.key_table.CLEAN_ROWS", 50)  # cleaning takes many steps, and others come between
+
+    def teardown(self) -> None:
+        self.patch.undo()
 
     @rule(target=pools)
     def take(self) -> int:
@@ -229,6 +234,23 @@ def test_a_dropped_slot_is_out_of_sight_at_once_and_not_taken_again_before_it_is
     assert len(one) == 0
 
 
+def test_half_cleaned_slots_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of a dropped slot has gaps, so numbers of holders say nothing while it is there."""
+    monkeypatch.setattr("router.key_table.CLEAN_ROWS", 20)
+    one, keys = table(), chain(600)
+    packed = b"".join(keys)
+    slots = {fill(one, keys[:depth]): depth for depth in (0, 1, 99, 100, 301, 302, 600, *range(400, 430))}
+    for _ in range(3):
+        one.drop(fill(one, keys), shown=True)
+    looks = 0
+    while one.unclean:
+        one.clean()
+        looks += 1
+        depths = one.depths(packed)
+        assert {slot: int(depths[slot]) for slot in slots} == slots
+    assert looks > 20
+
+
 def test_slots_go_round() -> None:
     """A number that somebody has just read does not mean another pool a moment later."""
     one, keys = table(), chain(5)
@@ -328,7 +350,18 @@ def test_others_run_between_slices_and_see_nothing_half_done() -> None:
     assert len(one) == 10
 
 
-def test_keys_are_listed_in_pieces() -> None:
+@pytest.mark.parametrize("slice_keys", [1, 7, SLICE_KEYS])
+def test_keys_are_listed_in_pieces(monkeypatch: pytest.MonkeyPatch, slice_keys: int) -> None:
+    monkeypatch.setattr("router.key_table.SLICE_KEYS", slice_keys)
+    one, keys = table(), chain(300)
+    slot = fill(one, keys)
+    fill(one, chain(200, "other"))
+    packed = one.keys(slot)
+    assert len(packed) == 16 * 300
+    assert {packed[at : at + 16] for at in range(0, len(packed), 16)} == set(keys)
+
+
+def test_very_many_keys_are_listed() -> None:
     one, keys = table(), chain(50_000)
     slot = fill(one, keys)
     fill(one, chain(20_000, "other"))
