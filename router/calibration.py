@@ -158,7 +158,10 @@ class Calibration:
                     log_s = np.full(len(rows), math.log(self._measured_s))
                 told = np.where(is_measured, answers / (answers + FACTOR_BELIEF), 1.0)
                 log_s = told * log_s + (1.0 - told) * measured_log_s
-        return Rates(np.exp(-log_s), math.exp(self._logs[1]) * factors)
+        rates = Rates(np.exp(-log_s), math.exp(self._logs[1]) * factors)
+        for column in rates:
+            column.setflags(write=False)  # they are given to many requests
+        return rates
 
     @property
     def reuse_share(self) -> float:

@@ -31,7 +31,7 @@ import random
 import numpy as np
 
 from router.decision import Outcome
-from router.policies.rates import settled_rates
+from router.policies.rates import settled
 from router.policies.rendezvous import preferred
 from router.policies.scored import Scored
 from router.route_config import RouteConfig
@@ -40,19 +40,17 @@ from router.view import FloatColumn, RouteRequest, View
 
 def cost(request: RouteRequest, view: View, config: RouteConfig, rng: random.Random) -> Scored:
     """See above. Terms in seconds, and what they were made from: tokens that would be displaced, rates assumed."""
-    rates = settled_rates(view.prefill_tokens_per_s, config)
-    each_s = view.decode_interference_s
-    each_s = np.where(np.isnan(each_s), config.decode_interference_s, each_s)
+    rates, each_s = settled(view, config)
     share = view.reuse_share if view.reuse_share == view.reuse_share else config.reuse_share
     uncached = np.maximum(request.prompt_tokens - view.cached_tokens, 0)
     displaced: FloatColumn = np.maximum(uncached + (request.output_tokens - view.free_tokens), 0.0)
     queue_s = view.queued_tokens / rates
     prefill_s = uncached / rates
     decode_s = view.running * each_s
-    waiting = float(view.waiting.sum()) / len(view)
+    waiting = int(np.add.reduce(view.waiting)) / len(view)
     recompute_s = prefill_s * min(config.recompute_limit, config.recompute_weight * (1.0 + waiting))
     displaced_s = displaced / rates * (share * config.displaced_weight)
-    balance_s = (view.held_tokens - view.held_tokens.min()) / rates * config.balance_weight
+    balance_s = (view.held_tokens - np.minimum.reduce(view.held_tokens)) / rates * config.balance_weight
     score: FloatColumn = queue_s + prefill_s + decode_s + recompute_s + displaced_s + balance_s
     first = -1
     if request.session:
