@@ -57,6 +57,7 @@ class Ingress:
         while not (statuses := await replica_statuses(self._engine)):  # noqa: ASYNC110 - another process, no event
             await asyncio.sleep(0.05)
         self._routing = Routing(self._engine, settings.model_name, settings.routing, statuses[0])
+        await self._routing.until_whole([status.replica_id for status in statuses])
         return build_app(
             ApiSettings(
                 model_name=settings.model_name,

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -74,6 +74,11 @@ class Routing:
             self._connect(engine, model_name, settings, status, parts)
             self._parts = parts.pop_all()  # nothing failed: they live until `close`
 
+    async def until_whole(self, replica_ids: Sequence[str]) -> None:
+        """Waits, for a lease at most, until the mirror knows the pools of these replicas: the first decisions would be blind."""
+        if self._follower is not None:
+            await asyncio.to_thread(self._follower.wait_until_whole, replica_ids, self._lease_s)
+
     def close(self) -> None:
         """Stop following, sharing and reporting; Serve's router finds nobody to ask any more. Idempotent."""
         self._parts.close()
@@ -97,6 +102,7 @@ class Routing:
             mirror = Mirror(default_lease_s=lease_s)
             follower = FollowerThread(ends.reader(), mirror, clock=clock, rng=rng)
             parts.callback(follower.close)
+        self._follower, self._lease_s = follower, lease_s
         build: Callable[..., RouteService] = RouteService
         if settings.policy.decision_log:
             log = DecisionLog(Path(settings.policy.decision_log).expanduser())

@@ -7,6 +7,8 @@ after this process has died.
 When the store does not answer, whoever asked is told, and so is everybody for the next `PAUSE_S` without asking it; whether a
 claim was taken is then unknown, and it ends with its life.
 
+The thread begins with an empty call of each kind, so that no request waits for a connection and for scripts to be loaded.
+
 Limits: a claim is taken after one wake-up of the thread and one round trip, later while a call is in progress.
 """
 
@@ -44,12 +46,19 @@ class ClaimKeeper:
         self._held: set[Claim] = set()
         self._renew_at = math.inf
         self._silent_until = -math.inf
+        self._asked_at: float | None = None
         self._is_closed = False
 
     @property
     def is_silent(self) -> bool:
         """Whether the store did not answer a moment ago, or nobody asks it any more."""
         return self._is_closed or self._clock() < self._silent_until
+
+    @property
+    def asking_s(self) -> float:
+        """For how long the store has been asked for claims now, in seconds; 0.0 while it is not."""
+        asked_at = self._asked_at
+        return 0.0 if asked_at is None else max(0.0, self._clock() - asked_at)
 
     @property
     def held(self) -> int:
@@ -91,6 +100,7 @@ class ClaimKeeper:
         try:
             if wanted and not self.is_silent:
                 claims = [claim for claim, _ in wanted]
+                self._asked_at = self._clock()
                 holders = self._store.take(claims, self._life_s)
                 self._held |= {claim for claim, holder in zip(claims, holders, strict=True) if claim.holder == holder}
             _answer(wanted, holders)
@@ -105,7 +115,17 @@ class ClaimKeeper:
             self._held -= set(done)
             self._renew_at = self._silent_until if self._held else math.inf
         finally:
+            self._asked_at = None
             _answer(wanted, holders)
+
+    def warm_up(self) -> None:
+        """Makes an empty call of each kind. Raises nothing of the store: one that does not answer is found out when it matters."""
+        try:
+            self._store.take([], self._life_s)
+            self._store.renew([], self._life_s)
+            self._store.release([])
+        except DirectoryUnavailable as error:
+            _log.debug("the claim store does not answer yet: %s", error)
 
     def close(self) -> None:
         """Asks for nothing more, and releases what is held. Raises DirectoryUnavailable; idempotent."""
@@ -148,6 +168,7 @@ class KeeperThread:
     def _run(self) -> None:
         keeper = self._keeper
         try:
+            keeper.warm_up()
             while not self._stop.is_set():
                 keeper.wake.wait(keeper.due_s())
                 keeper.step()

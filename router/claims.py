@@ -14,7 +14,9 @@ Requests of one process agree among themselves: the first of them asks the store
 look at the mirror and the bookings; a cold one one round trip in `claim_keeper.py`, off the event loop.
 
 Every wait is bounded: `ANSWER_S` for the store, then the request goes on without a claim; `WAIT_S` in all for the winner's
-booking. Nothing here raises but the cancellation of the request.
+booking. The store's time runs while it is being asked: what this process needs to get round to that is not a sign that the
+store hangs, and it is longest when many requests come at once, which is when claims are for. It is part of `WAIT_S`. Nothing here
+raises but the cancellation of the request.
 
 Limits: two prompts with a cold prefix in common claim the same block only where both see the same blocks as the first cold one;
 in the milliseconds in which they do not, the prefix may be computed twice.
@@ -172,9 +174,13 @@ class Claims:
         if self._keeper is None or (self._late is not None and not self._late.done()):
             return None
         answer = self._keeper.take(claim)
-        await asyncio.wait((answer,), timeout=self._answer_s)
-        if answer.done():
-            return answer.result()
+        give_up_at = self._clock() + self._wait_s
+        left_s = min(self._answer_s, self._wait_s)
+        while left_s > 0.0:
+            await asyncio.wait((answer,), timeout=left_s)
+            if answer.done():
+                return answer.result()
+            left_s = min(self._answer_s - self._keeper.asking_s, give_up_at - self._clock())
         self._late = answer
         return None
 

@@ -76,7 +76,9 @@ class RayRouterMetrics:
             "router_predicted_tokens", "Prompt tokens expected to be cached where they were sent."
         )
         self._measured = counter("router_measured_tokens", "Prompt tokens that were cached there.")
-        self._phantom = counter("router_phantom_tokens", "Prompt tokens that the directory listed and that were not cached.")
+        self._phantom = counter(
+            "router_phantom_tokens", "Prompt tokens that the directory listed and that were not cached."
+        )
         self._retries = counter("router_retries", "Requests sent again because their replica died.")
         self._bookings = gauge("router_bookings", "Requests in flight that this router counts as load.")
         self._state = gauge(

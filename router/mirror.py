@@ -227,6 +227,8 @@ class Mirror:
     def begin(self, newest: int) -> None:
         """A look at the whole directory begins; entries up to `newest` are old, so no signs of life."""
         self._newest = newest
+        for pool in self._pools.values():  # of another log, positions beyond its end mean nothing
+            pool.at, pool.heard_position = min(pool.at, newest), min(pool.heard_position, newest)
 
     def note_progress(self, now: float, behind: int) -> None:
         """The log has been read and applied up to `behind` entries before its end."""
@@ -303,7 +305,7 @@ class Mirror:
         if is_new:
             self._hear(pool, message, entry.position, now)
         if pool.whole:
-            self._follow(pool, message, now)
+            self._follow(pool, message, is_new, now)
 
     def wants_snapshot(self, now: float) -> list[str]:
         """Returns the pools that need one and may be tried again at `now`; forgets those that are long silent."""
@@ -331,7 +333,7 @@ class Mirror:
             pool.lease_s = message.lease_s
             self._beats.note(message.writer.pool)
 
-    def _follow(self, pool: _Pool, message: Message, now: float) -> None:
+    def _follow(self, pool: _Pool, message: Message, is_new: bool, now: float) -> None:
         """Brings the keys of a whole pool in step with a batch or heartbeat of its writer."""
         assert not isinstance(message, Gone)
         is_batch = isinstance(message, Batch)
@@ -353,7 +355,8 @@ class Mirror:
             self._distrust(pool, now)
             return
         pool.seq, pool.digest = message.seq, digest
-        pool.pause_s = 0.0
+        if is_new:
+            pool.pause_s = 0.0
 
     def _replace(self, writer: Writer, now: float) -> _Pool | None:
         """Begins anew with `writer` for its pool; None when there are too many pools."""

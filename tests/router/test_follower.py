@@ -208,3 +208,31 @@ def test_who_waits_until_all_is_known_decides_nothing_blindly() -> None:
     finally:
         thread.close()
     assert not thread.wait_until_whole(["r"], 10.0)
+
+
+def test_who_comes_later_than_others_to_an_emptied_directory_is_heard() -> None:
+    """Positions begin anew with a new log: what was known of the old one must not hide what a pool says in the new one."""
+    server = MemoryServer(random.Random(1))
+    early = Speaker(MemoryWriter(server, SPACE), "a").open([1])
+    late = Speaker(MemoryWriter(server, SPACE), "b").open([1])
+    listener = Listener(MemoryReader(server, SPACE)).follow()
+    for number in range(50):
+        late.say(added=[10 + number])
+    late.end.replace_snapshot(late.snapshot())
+    listener.mirror.snapshot_failed("b", listener.now)  # so that it reads that one
+    late.beat()
+    listener.follow()
+    assert listener.difference(late.keys, "b") == ""
+    server.spaces = {}
+    again = Speaker(early.end, "a", epoch=2).open([1])
+    again.beat()
+    listener.follow()
+    assert listener.follower.counts["looks"] == 2
+    late_again = Speaker(late.end, "b", epoch=2).open([1, 2])
+    late_again.beat()
+    late_again.say(added=[3])
+    listener.follow()
+    assert listener.difference(late_again.keys, "b") == ""
+    view = listener.view("b")
+    assert view is not None
+    assert (view.epoch, view.whole) == (2, True)
