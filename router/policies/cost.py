@@ -31,6 +31,7 @@ import random
 import numpy as np
 
 from router.decision import Outcome
+from router.policies.cost_terms import TERMS, fill
 from router.policies.rates import settled
 from router.policies.rendezvous import preferred
 from router.policies.scored import Scored
@@ -42,29 +43,28 @@ def cost(request: RouteRequest, view: View, config: RouteConfig, rng: random.Ran
     """See above. Terms in seconds, and what they were made from: tokens that would be displaced, rates assumed."""
     rates, each_s = settled(view, config)
     share = view.reuse_share if view.reuse_share == view.reuse_share else config.reuse_share
-    uncached = np.maximum(request.prompt_tokens - view.cached_tokens, 0)
-    displaced: FloatColumn = np.maximum(uncached + (request.output_tokens - view.free_tokens), 0.0)
-    queue_s = view.queued_tokens / rates
-    prefill_s = uncached / rates
-    decode_s = view.running * each_s
-    waiting = int(np.add.reduce(view.waiting)) / len(view)
-    recompute_s = prefill_s * min(config.recompute_limit, config.recompute_weight * (1.0 + waiting))
-    displaced_s = displaced / rates * (share * config.displaced_weight)
-    balance_s = (view.held_tokens - np.minimum.reduce(view.held_tokens)) / rates * config.balance_weight
-    score: FloatColumn = queue_s + prefill_s + decode_s + recompute_s + displaced_s + balance_s
+    found = fill(
+        view.cached_tokens,
+        view.queued_tokens,
+        view.running,
+        view.waiting,
+        view.free_tokens,
+        view.held_tokens,
+        rates,
+        each_s,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens,
+        recompute_weight=config.recompute_weight,
+        recompute_limit=config.recompute_limit,
+        displaced_weight=share * config.displaced_weight,
+        balance_weight=config.balance_weight,
+    )
+    score: FloatColumn = found[0]
     first = -1
     if request.session:
         first = preferred(request.session, view.replica_ids, score <= score.min() + config.tie_s)
-    terms = {
-        "queue_s": queue_s,
-        "prefill_s": prefill_s,
-        "decode_s": decode_s,
-        "recompute_s": recompute_s,
-        "displaced_s": displaced_s,
-        "balance_s": balance_s,
-        "displaced_tokens": displaced,
-        "rate_tokens_per_s": rates,
-    }
+    terms: dict[str, FloatColumn] = dict(zip(TERMS, found[1:], strict=True))
+    terms["rate_tokens_per_s"] = rates
 
     def reason(chosen: int, outcome: Outcome) -> str:
         if outcome == "load_override":
@@ -72,11 +72,11 @@ def cost(request: RouteRequest, view: View, config: RouteConfig, rng: random.Ran
             if score[holder] <= score.min() + config.tie_s:
                 return "no slower than its holders"
 
-            def dearer(term: FloatColumn) -> float:
-                return float(term[holder] - term[chosen])
+            def dearer(*names: str) -> float:
+                return sum(float(terms[name][holder] - terms[name][chosen]) for name in names)
 
-            wait, room = dearer(queue_s) + dearer(decode_s), dearer(displaced_s) + dearer(balance_s)
-            rate = dearer(prefill_s) + dearer(recompute_s)
+            wait, room = dearer("queue_s", "decode_s"), dearer("displaced_s", "balance_s")
+            rate = dearer("prefill_s", "recompute_s")
             if room > max(wait, rate):
                 return "its holders have less room for it"
             if rate > wait:
