@@ -119,7 +119,7 @@ class ClaimKeeper:
             _answer(wanted, holders)
 
     def warm_up(self) -> None:
-        """Makes an empty call of each kind. Raises nothing of the store: one that does not answer is found out when it matters."""
+        """Makes an empty call of each kind. Raises nothing: a store that does not answer is found out when it matters."""
         try:
             self._store.take([], self._life_s)
             self._store.renew([], self._life_s)

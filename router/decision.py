@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
+import numpy as np
+
 from router.view import FloatColumn, IntColumn, View
 
 Outcome = Literal["prefix_hit", "no_prefix", "load_override", "fallback"]
@@ -21,7 +23,7 @@ _UNITS: Final = {"running": "running_requests", "waiting": "waiting_requests"}
 
 def outcome_of(cached_tokens: IntColumn, chosen: int) -> Outcome:
     """Returns the outcome of choosing the candidate with index `chosen`, given what each has cached."""
-    most = cached_tokens.max()
+    most = np.maximum.reduce(cached_tokens)
     if not most:
         return "no_prefix"
     return "prefix_hit" if cached_tokens[chosen] == most else "load_override"

@@ -13,16 +13,14 @@ import random
 from collections.abc import Mapping
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 from router.decision import RouteDecision, outcome_of
 from router.policies.chwbl import chwbl
 from router.policies.cost import cost
 from router.policies.lmetric import lmetric
 from router.policies.load import affinity, least_load, power_of_two, round_robin
 from router.policies.ray_prefix import ray_prefix
-from router.policies.scored import Policy, Scored
+from router.policies.scored import Policy
+from router.ranking import ranked
 from router.route_config import RouteConfig
 from router.view import RouteRequest, View
 
@@ -47,22 +45,7 @@ def decide(request: RouteRequest, view: View, config: RouteConfig, rng: random.R
     if policy is None:
         raise ValueError(f"unknown routing policy {config.policy!r}: choose one of {', '.join(sorted(POLICIES))}")
     scored = policy(request, view, config, rng)
-    order = tuple(_ranked(scored, rng).tolist())
+    order = tuple(ranked(scored.score, scored.tie, scored.first, rng))
     outcome = outcome_of(view.cached_tokens, order[0])
     reason = scored.reason(order[0], outcome)
     return RouteDecision(config.policy, outcome, reason, view, order, scored.score, scored.terms, scored.unit)
-
-
-def _ranked(scored: Scored, rng: random.Random) -> npt.NDArray[np.intp]:
-    """Returns the candidates, best first, equals in an order drawn from `rng`."""
-    rank, n = scored.score, len(scored.score)
-    if scored.tie:
-        best = rank.min()
-        rank = np.where(rank <= best + scored.tie, best, rank)
-        if scored.first >= 0:
-            rank[scored.first] = -np.inf
-    # Shuffled first: a sort looks at scores only, so whichever way it treats equals, each order of theirs is as likely as
-    # another. Sorting by (score, chance) at once takes four times as long.
-    shuffled = np.frombuffer(rng.getrandbits(32 * n).to_bytes(4 * n, "little"), np.uint32).argsort()
-    order: npt.NDArray[np.intp] = shuffled[rank[shuffled].argsort()]
-    return order

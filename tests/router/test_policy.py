@@ -7,7 +7,6 @@ import math
 import random
 from collections import Counter
 from dataclasses import replace
-from itertools import permutations
 from typing import Any, get_args
 
 import numpy as np
@@ -15,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.policies.scored import Scored, always
-from router.policy import POLICIES, _ranked, decide
+from router.policy import POLICIES, decide
 from router.route_config import PolicyName, RouteConfig
 from router.view import RouteRequest, View
 from tests.router.views import permuted, route, view, views
@@ -90,22 +88,6 @@ def test_what_is_equal_is_shared_evenly(policy: str) -> None:
     # Five standard deviations of a fair draw; for the ring, whose shares differ by up to a fifth, more.
     spread = 63 if policy != "chwbl" else 103
     assert all(abs(count - 200) < spread for count in chosen.values())
-
-
-def test_all_orders_of_equals_are_equally_likely() -> None:
-    rng = random.Random(5)
-    equal = Scored(np.array([1.0, 0.5, 0.5, 0.5]), {}, always("equal"), "s")
-    seen = Counter(tuple(_ranked(equal, rng).tolist()) for _ in range(1200))
-    assert set(seen) == {(*first, 0) for first in permutations((1, 2, 3))}
-    assert all(abs(count - 200) < 65 for count in seen.values())
-
-
-def test_within_a_tie_a_policy_may_say_who_comes_first() -> None:
-    scored = Scored(np.array([1.0, 1.4, 1.6, 9.0]), {}, always("first"), "s", tie=0.5, first=1)
-    orders = {tuple(_ranked(scored, random.Random(seed)).tolist()) for seed in range(20)}
-    assert orders == {(1, 0, 2, 3)}
-    by_chance = {tuple(_ranked(scored._replace(first=-1), random.Random(seed)).tolist()) for seed in range(40)}
-    assert by_chance == {(0, 1, 2, 3), (1, 0, 2, 3)}
 
 
 def test_what_cannot_be_decided_is_said() -> None:
