@@ -91,8 +91,9 @@ class Reported(NamedTuple):
 def reported(roll: Roll, slots: IntArray, slots_at: int, words: IntArray) -> Reported:
     """Returns the columns together with their addresses; they must not change any more.
 
-    `slots`, whose address is `slots_at`: of the replicas' pools in the mirror. `words`: contiguous rows, of which the first three
-    are prompt tokens queued, requests that run, and the bits of a time: what was accepted later is not in the heartbeat.
+    `slots`, whose address is `slots_at`: of the replicas' pools in the mirror. `words`: contiguous rows, of which the first four
+    are prompt tokens queued, requests that run, the bits of a time (what was accepted later is not in the heartbeat), and requests
+    that wait.
     """
     loads = int(words.ctypes.data)
     return Reported(roll, (slots, words), slots_at, loads, loads + 2 * words.strides[0])
@@ -171,12 +172,13 @@ class BookingTable:
     def see(
         self, known: Reported, depths: npt.NDArray[np.int32], keys: bytes, block_tokens: int, most_tokens: int
     ) -> IntArray:
-        """Returns four columns of the replicas of `known`: tokens cached, queued, requests that run, tokens listed.
+        """Returns five columns of the replicas of `known`: tokens cached, queued, requests that run, tokens listed, requests that
+        wait, booked ones that owe prompt tokens among them.
 
         `depths`: what the mirror lists of the prompt with these packed `keys`. Bookings are counted in all but the last column.
         """
         numbers, count = self._numbers_of(known.roll)
-        columns = np.empty((4, count), np.int64)
+        columns = np.empty((5, count), np.int64)
         kernels.see_candidates(
             *(self._address, numbers, count, known.since, known.loads, known.slots),
             *(depths.ctypes.data, len(depths)),

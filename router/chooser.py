@@ -88,8 +88,7 @@ class Chooser:
             free_tokens=columns.free_tokens,
             prefill_tokens_per_s=rates.prefill_tokens_per_s,
             decode_interference_s=rates.decode_interference_s,
-            waiting=columns.waiting
-            + (seen[2] - columns.running),  # what is booked waits as long as nobody says otherwise
+            waiting=seen[4],
             held_tokens=columns.held_tokens,
             reuse_share=reuse_share,
         )

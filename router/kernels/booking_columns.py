@@ -88,8 +88,12 @@ def _sum(
     blocks: int,
     tokens: int,
     requests: int,
+    waiting: int,
 ) -> int:
-    """Adds to the `tokens` and `requests` of candidates, and raises their `blocks`. Returns the number of rows looked at."""
+    """Adds to the `tokens` and `requests` of candidates, and raises their `blocks`. Returns the number of rows looked at.
+
+    `waiting` 0: all requests count as such. Else those that owe prompt tokens count there.
+    """
     places = get(record + PLACES)
     for place in range(candidates):
         put(places + 8 * get(numbers + 8 * place), place)
@@ -103,7 +107,8 @@ def _sum(
             continue
         if get(accepted + row) > get(since + 8 * place):
             put(tokens + 8 * place, get(tokens + 8 * place) + get(owed + row))
-            put(requests + 8 * place, get(requests + 8 * place) + 1)
+            kind = waiting if waiting != 0 and get(owed + row) > 0 else requests
+            put(kind + 8 * place, get(kind + 8 * place) + 1)
         if asked_blocks and get(first + row) == asked_first:
             known = get(blocks + 8 * place)
             if known < asked_blocks and known < get(length + row):
@@ -134,7 +139,7 @@ def sum_bookings(
     for place in range(0, 8 * candidates, 8):
         put(tokens + place, 0)
         put(requests + place, 0)
-    return _sum(record, numbers, candidates, since, asked, asked_blocks, blocks, tokens, requests)
+    return _sum(record, numbers, candidates, since, asked, asked_blocks, blocks, tokens, requests, 0)
 
 
 @entry
@@ -153,12 +158,13 @@ def see_candidates(
     most: int,
     out: int,
 ) -> int:
-    """Writes what a decision sees of the candidates to four columns behind each other at `out`.
+    """Writes what a decision sees of the candidates to five columns behind each other at `out`.
 
     They are: tokens cached of the prompt, listed or promised; tokens queued, and requests that run, both with what the
-    report does not contain; tokens listed of the prompt. Cached and listed are at `most` so many.
+    report does not contain; tokens listed of the prompt; requests that wait, with those that are booked and owe prompt tokens.
+    Cached and listed are at `most` so many.
 
-    `loads`: two columns, tokens queued and requests that run, as reported. `slots`: where the candidates' pools stand in
+    `loads`: four columns, tokens queued, requests that run, one that is not looked at, requests that wait, as reported. `slots`: where the candidates' pools stand in
     `depths`, `depth_count` 32-bit numbers of blocks; what stands outside has none. The rest as in `sum_bookings`.
     """
     column = 8 * candidates
@@ -170,7 +176,9 @@ def see_candidates(
         put(at + column, get(loads + 8 * place))
         put(at + 2 * column, get(loads + column + 8 * place))
         put(at + 3 * column, min(most, block_tokens * blocks))
-    rows = _sum(record, numbers, candidates, since, asked, asked_blocks, out, out + column, out + 2 * column)
+        put(at + 4 * column, get(loads + 3 * column + 8 * place))
+    running, waiting = out + 2 * column, out + 4 * column
+    rows = _sum(record, numbers, candidates, since, asked, asked_blocks, out, out + column, running, waiting)
     for place in range(0, column, 8):
         put(out + place, min(most, block_tokens * get(out + place)))
     return rows

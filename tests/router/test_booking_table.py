@@ -100,11 +100,13 @@ def test_what_a_decision_sees_is_reports_depths_and_bookings_together() -> None:
     words[2] = since.view(np.int64)
     listed = np.array([depths[slot] if 0 <= slot < len(depths) else 0 for slot in slots], np.int64)
     blocks, tokens, requests = table.survey(roll, since, asked, np.minimum(listed, 4))
-    cached, queued, running, listed_tokens = table.see(
+    cached, queued, running, listed_tokens, waiting = table.see(
         reported(roll, slots, slots.ctypes.data, words), depths, asked, 16, 70
     )
     assert cached.tolist() == np.minimum(np.maximum(blocks, listed) * 16, 70).tolist()
     assert queued.tolist() == (words[0] + tokens).tolist()
-    assert running.tolist() == (words[1] + requests).tolist()
+    assert (running + waiting).tolist() == (words[1] + words[3] + requests).tolist()
+    owing = [one for one in table.bookings if one.owed_tokens and one.accepted_at > 2.0]
+    assert (waiting - words[3]).tolist() == [sum(one.replica_id == name for one in owing) for name in names]
     assert listed_tokens.tolist() == np.minimum(listed * 16, 70).tolist()
     assert len(set(cached.tolist())) > 3

@@ -248,7 +248,8 @@ def test_a_booking_counts_until_a_later_heartbeat_contains_it() -> None:
         scene.now += SETTLE_S
         scene.hear("r0", queued_prefill_tokens=300, running=1)
         seen.append(scene.service.route("eye", ("r0",)).view)
-        assert [(view.queued_tokens[0], view.running[0]) for view in seen] == [(500, 1), (500, 1), (300, 1)]
+        found = [(view.queued_tokens[0], view.running[0], view.waiting[0]) for view in seen]
+        assert found == [(500, 0, 1), (500, 0, 1), (300, 1, 0)]
 
 
 def test_a_request_that_is_decided_again_does_not_compete_with_itself() -> None:
@@ -513,7 +514,7 @@ def test_what_other_routers_booked_is_load_and_a_promise() -> None:
     scene.service.apply_remote("there", book)
     with scene.service.ticket("q", keys(50, 51, 9), 60, 16):
         view = scene.service.route("q", BOTH).view
-        assert (view.queued_tokens.tolist(), view.running.tolist()) == ([400, 0], [1, 0])
+        assert (view.queued_tokens.tolist(), view.waiting.tolist()) == ([400, 0], [1, 0])
         assert view.cached_tokens.tolist() == [2 * BLOCK_TOKENS, 0]
         scene.service.apply_remote("there", BookingEvent("start", "theirs"))
         view = scene.service.route("q", BOTH).view
