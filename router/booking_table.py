@@ -92,8 +92,8 @@ def reported(roll: Roll, slots: IntArray, slots_at: int, words: IntArray) -> Rep
     """Returns the columns together with their addresses; they must not change any more.
 
     `slots`, whose address is `slots_at`: of the replicas' pools in the mirror. `words`: contiguous rows, of which the first four
-    are prompt tokens queued, requests that run, the bits of a time (what was accepted later is not in the heartbeat), and requests
-    that wait.
+    are prompt tokens queued, requests that run, the bits of a time (what was accepted later is not in the heartbeat), and
+    requests that wait.
     """
     loads = int(words.ctypes.data)
     return Reported(roll, (slots, words), slots_at, loads, loads + 2 * words.strides[0])

@@ -19,7 +19,7 @@ import contextlib
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from kvpool.directory.errors import DirectoryUnavailable
@@ -56,7 +56,7 @@ class ClaimKeeper:
 
     @property
     def asking_s(self) -> float:
-        """For how long the store has been asked for claims now, in seconds; 0.0 while it is not."""
+        """For how long the call to the store that is in progress has taken, in seconds; 0.0 while there is none."""
         asked_at = self._asked_at
         return 0.0 if asked_at is None else max(0.0, self._clock() - asked_at)
 
@@ -100,13 +100,14 @@ class ClaimKeeper:
         try:
             if wanted and not self.is_silent:
                 claims = [claim for claim, _ in wanted]
-                self._asked_at = self._clock()
-                holders = self._store.take(claims, self._life_s)
+                with self._asking():
+                    holders = self._store.take(claims, self._life_s)
                 self._held |= {claim for claim, holder in zip(claims, holders, strict=True) if claim.holder == holder}
             _answer(wanted, holders)
             self._held -= set(done)
             if done and not self.is_silent:
-                self._store.release(done)
+                with self._asking():
+                    self._store.release(done)
             self._renew()
         except DirectoryUnavailable as error:
             if self._silent_until == -math.inf:
@@ -115,15 +116,15 @@ class ClaimKeeper:
             self._held -= set(done)
             self._renew_at = self._silent_until if self._held else math.inf
         finally:
-            self._asked_at = None
             _answer(wanted, holders)
 
     def warm_up(self) -> None:
         """Makes an empty call of each kind. Raises nothing: a store that does not answer is found out when it matters."""
         try:
-            self._store.take([], self._life_s)
-            self._store.renew([], self._life_s)
-            self._store.release([])
+            with self._asking():
+                self._store.take([], self._life_s)
+                self._store.renew([], self._life_s)
+                self._store.release([])
         except DirectoryUnavailable as error:
             _log.debug("the claim store does not answer yet: %s", error)
 
@@ -136,6 +137,15 @@ class ClaimKeeper:
         if self._held and not was_closed:
             self._store.release(list(self._held))
 
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Around each call to the store, for `asking_s`."""
+        self._asked_at = self._clock()
+        try:
+            yield
+        finally:
+            self._asked_at = None
+
     def _renew(self) -> None:
         """Renews what is held when it is time, and notes when the next time is."""
         now = self._clock()
@@ -144,7 +154,8 @@ class ClaimKeeper:
         elif self._renew_at == math.inf:
             self._renew_at = now + self._life_s / 3
         elif now >= self._renew_at:
-            self._store.renew(list(self._held), self._life_s)
+            with self._asking():
+                self._store.renew(list(self._held), self._life_s)
             self._renew_at = now + self._life_s / 3
 
 

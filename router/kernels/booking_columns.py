@@ -164,8 +164,9 @@ def see_candidates(
     report does not contain; tokens listed of the prompt; requests that wait, with those that are booked and owe prompt tokens.
     Cached and listed are at `most` so many.
 
-    `loads`: four columns, tokens queued, requests that run, one that is not looked at, requests that wait, as reported. `slots`: where the candidates' pools stand in
-    `depths`, `depth_count` 32-bit numbers of blocks; what stands outside has none. The rest as in `sum_bookings`.
+    `loads`: four columns, as reported: tokens queued, requests that run, one that is not looked at, requests that wait.
+    `slots`: where the candidates' pools stand in `depths`, `depth_count` 32-bit numbers of blocks; what stands outside has
+    none. The rest as in `sum_bookings`.
     """
     column = 8 * candidates
     for place in range(candidates):

@@ -162,6 +162,44 @@ async def test_what_is_held_is_renewed_after_a_short_failure() -> None:
     assert rig.holder() == MINE.holder
 
 
+async def test_it_tells_for_how_long_the_store_has_been_asked() -> None:
+    rig = Rig()
+    seen: list[float] = []
+
+    class Slow(MemoryClaimStore):
+        def take(self, claims: Sequence[Claim], life_s: float) -> list[str]:
+            rig.now += 0.7
+            seen.append(keeper.asking_s)
+            return super().take(claims, life_s)
+
+        def renew(self, claims: Sequence[Claim], life_s: float) -> None:
+            rig.now += 0.3
+            seen.append(keeper.asking_s)
+            raise DirectoryUnavailable("gone")
+
+    keeper = ClaimKeeper(Slow(rig.server, SPACE), lambda: rig.now)
+    keeper.take(MINE)
+    rig.now += 5.0  # nobody has asked it yet
+    assert keeper.asking_s == 0.0
+    keeper.step()
+    assert keeper.asking_s == 0.0
+    rig.now += LIFE_S / 2
+    keeper.step()
+    assert keeper.asking_s == 0.0
+    assert seen == pytest.approx([0.7, 0.3])
+
+
+@pytest.mark.parametrize("up", [True, False])
+async def test_its_first_request_finds_a_store_that_was_called_before(up: bool) -> None:
+    rig = Rig()
+    rig.server.up = up
+    rig.keeper.warm_up()
+    assert rig.calls == ["take 0", "renew 0", "release 0"][: 3 if up else 1]
+    assert (rig.keeper.held, rig.keeper.is_silent) == (0, False)
+    rig.server.up = True
+    assert await rig.answer() == MINE.holder
+
+
 async def test_after_its_end_nothing_is_claimed() -> None:
     rig = Rig()
     thread = KeeperThread(rig.keeper, rig.store)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
+from collections.abc import Sequence
 
 import pytest
 
@@ -9,8 +11,8 @@ from kvpool.directory import Space
 from kvpool.directory.exchange import Claim
 from kvpool.directory.memory import MemoryServer
 from kvpool.directory.memory_exchange import MemoryClaimStore
-from router.claim_keeper import ClaimKeeper
-from router.claims import ClaimOutcome, Claims
+from router.claim_keeper import ClaimKeeper, KeeperThread
+from router.claims import ANSWER_S, ClaimOutcome, Claims
 from tests.fakes.speaker import packed
 
 SPACE = Space("c", "ab" * 8, 16)
@@ -191,6 +193,42 @@ async def test_a_store_that_is_slow_is_not_waited_for(routers: list[Router]) -> 
         assert one.noted == ["unavailable"]
         assert one.holder() == f"{0:016x}/r1"  # it came late, and counts
     assert one.holder() == "nobody/0"
+
+
+async def test_a_store_that_nobody_got_round_to_asking_is_not_called_slow(routers: list[Router]) -> None:
+    """Its time runs from when it is asked: until then it is this process that is busy."""
+    one, _ = routers
+    one.is_slow = True
+    with one.claims.place("r1", PROMPT) as place:
+        settling = asyncio.create_task(place.settle())
+        await asyncio.sleep(3 * ANSWER_S)
+        assert not settling.done()
+        one.keeper.step()
+        await settling
+    assert one.noted == ["won"]
+
+
+async def test_a_store_that_is_asked_and_hangs_is_given_up() -> None:
+    go_on = threading.Event()
+
+    class Hanging(MemoryClaimStore):
+        def take(self, claims: Sequence[Claim], life_s: float) -> list[str]:
+            if claims:
+                go_on.wait(20.0)
+            return super().take(claims, life_s)
+
+    clock = asyncio.get_running_loop().time
+    store = Hanging(MemoryServer(random.Random(1)), SPACE)
+    keeper = ClaimKeeper(store, clock)
+    thread = KeeperThread(keeper, store)
+    claims = Claims(keeper, Known(), clock=clock, block_tokens=16, least_tokens=LEAST_TOKENS, wait_s=20.0)
+    with claims.place("r1", PROMPT) as place:
+        began_at = clock()
+        await place.settle()
+        assert clock() - began_at < 10.0  # of 20 that it may wait in all
+        go_on.set()
+    thread.close()
+    assert claims.report()["unavailable"] == 1
 
 
 async def test_while_an_answer_is_late_nobody_else_waits_for_one(routers: list[Router]) -> None:
