@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from cluster.cli import replay_decisions
 from cluster.cli.output import complain, print_json, print_table
 from cluster.cli.serve import Settings
 from cluster.errors import UsageError
@@ -76,6 +75,8 @@ def replay(
     if (trace is None) == (decisions is None):
         raise UsageError("`kvatlas replay` takes either a TRACE or --decisions LOG: give one of them.")
     if decisions is not None:
+        from cluster.cli import replay_decisions  # which brings numba
+
         replay_decisions.run(decisions, policy, as_json, settings or (), seed)
         return
     assert trace is not None

@@ -194,8 +194,8 @@ def test_one_of_two_is_killed_and_the_other_goes_on_with_all_that_is_cached(shar
     (victim,) = [one for one in before["replicas"] if one["publisher"]["state"] == "open"]
     while_away, after = learn(shared, 4, seed=1), learn(shared, 4, seed=2)
     with load_of(shared).running() as load:
+        assert until(lambda: load.results["ok"] > 0)
         streams = begin_at_all(shared)
-        assert load.results["ok"] > 0
         assert not any(stream.ended for stream in streams.values()), "too late to kill"
         dead = kill([victim])
         (survivor,) = ids(before) - dead
