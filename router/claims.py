@@ -42,7 +42,9 @@ did not in time. `unavailable`: the store did not answer in time."""
 
 CLAIM_OUTCOMES: Final[tuple[ClaimOutcome, ...]] = get_args(ClaimOutcome)
 WAIT_S: Final = 0.25
-ANSWER_S: Final = 0.02
+ANSWER_S: Final = 0.1
+"""Many times a round trip. On an overloaded machine an answer takes tens of milliseconds to come through, and to go on without a
+claim then costs a prompt computed twice; a store that hangs costs this wait at most once a second (`claim_keeper.py`)."""
 _log = logging.getLogger(__name__)
 
 

@@ -62,14 +62,6 @@ def _fill(
         out[0, i] = out[1, i] + out[2, i] + out[3, i] + out[4, i] + out[5, i] + out[6, i]
 
 
-def _ints(column: IntColumn) -> IntColumn:
-    return np.ascontiguousarray(column, np.int64)
-
-
-def _floats(column: FloatColumn) -> FloatColumn:
-    return np.ascontiguousarray(column, np.float64)
-
-
 def fill(
     cached: IntColumn,
     queued: IntColumn,
@@ -91,21 +83,11 @@ def fill(
     `RouteConfig`, that of what is displaced times the share that is asked for again.
     """
     out = np.empty((1 + len(TERMS), len(cached)))
-    _fill(
-        out,
-        _ints(cached),
-        _ints(queued),
-        _ints(running),
-        _ints(waiting),
-        _ints(free),
-        _ints(held),
-        _floats(rates),
-        _floats(each_s),
-        prompt_tokens,
-        output_tokens,
-        recompute_weight,
-        recompute_limit,
-        displaced_weight,
-        balance_weight,
-    )
+    weights = (prompt_tokens, output_tokens, recompute_weight, recompute_limit, displaced_weight, balance_weight)
+    try:
+        _fill(out, cached, queued, running, waiting, free, held, rates, each_s, *weights)
+    except TypeError:  # columns of another type or not side by side in memory, which costs less to find out than to ask
+        ints = [np.ascontiguousarray(column, np.int64) for column in (cached, queued, running, waiting, free, held)]
+        floats = [np.ascontiguousarray(column, np.float64) for column in (rates, each_s)]
+        _fill(out, *ints, *floats, *weights)
     return out
