@@ -12,12 +12,13 @@ from kvpool.directory.exchange import Claim
 from kvpool.directory.memory import MemoryServer
 from kvpool.directory.memory_exchange import MemoryClaimStore
 from router.claim_keeper import ClaimKeeper, KeeperThread
-from router.claims import ANSWER_S, ClaimOutcome, Claims
+from router.claims import ClaimOutcome, Claims
 from tests.fakes.speaker import packed
 
 SPACE = Space("c", "ab" * 8, 16)
 PROMPT = packed(range(40))
 LEAST_TOKENS = 256
+ANSWER_S = 0.02
 
 
 class Known:
@@ -74,6 +75,7 @@ class Router:
             least_tokens=least_tokens,
             noted=lambda outcome, seconds: self.noted.append(outcome),
             wait_s=0.25,
+            answer_s=ANSWER_S,
         )
 
     def holder(self) -> str:
