@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ray.serve.handle import DeploymentHandle
 
 from actors.config import DirectoryConfig, Membership
@@ -34,9 +35,11 @@ from router.logged_service import LoggedRouteService
 from router.metrics import RayRouterMetrics
 from router.mirror import Mirror
 from router.outbox import Outbox
+from router.policy import decide
 from router.route_config import RouteConfig
 from router.service import RouteService
 from router.sharing import Sharing, new_origin
+from router.view import RouteRequest, View
 
 _log = logging.getLogger(__name__)
 _LEVELS_PERIOD_S = 1.0
@@ -120,6 +123,7 @@ class Routing:
             problem=lambda: follower.follower.problem if follower is not None else "",
             announce=outbox.announce if ends is not None else None,
         )
+        _decide_once(settings.policy)
         if ends is not None:
             sharing = Sharing(ends.exchange, outbox, routes, clock=clock, rng=rng, lease_s=lease_s)
             parts.callback(sharing.close)
@@ -160,6 +164,15 @@ def _ends(settings: RoutingSettings, status: ReplicaStatus) -> _Ends | None:
         lambda: RedisExchange(url, space, random.SystemRandom()),
         lambda: RedisClaimStore(url, space),
     )
+
+
+def _decide_once(config: RouteConfig) -> None:
+    """Makes a decision that nobody asked for: the first one in a process loads what others then have, some 10 ms."""
+    nothing = np.zeros(1, np.int64)
+    with contextlib.suppress(Exception):  # a request will say so
+        decide(
+            RouteRequest(1, 1), View(("",), nothing, nothing, nothing, nothing, np.zeros(1)), config, random.Random(0)
+        )
 
 
 async def _report_levels(routes: RouteService, sharing: Sharing | None, metrics: RayRouterMetrics) -> None:

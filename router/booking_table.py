@@ -91,9 +91,9 @@ class Reported(NamedTuple):
 def reported(roll: Roll, slots: IntArray, slots_at: int, words: IntArray) -> Reported:
     """Returns the columns together with their addresses; they must not change any more.
 
-    `slots`, whose address is `slots_at`: of the replicas' pools in the mirror. `words`: contiguous rows, of which the first four
-    are prompt tokens queued, requests that run, the bits of a time (what was accepted later is not in the heartbeat), and
-    requests that wait.
+    `slots`, whose address is `slots_at`: of the replicas' pools in the mirror. `words`: eight contiguous rows, of which are read:
+    prompt tokens queued (0), requests that run (1), the bits of two times, and requests that wait (3). What was accepted after
+    the later time (7) is not in the heartbeat, what was accepted up to the earlier one (2) is, and what came between may be.
     """
     loads = int(words.ctypes.data)
     return Reported(roll, (slots, words), slots_at, loads, loads + 2 * words.strides[0])
@@ -178,13 +178,13 @@ class BookingTable:
         `depths`: what the mirror lists of the prompt with these packed `keys`. Bookings are counted in all but the last column.
         """
         numbers, count = self._numbers_of(known.roll)
-        columns = np.empty((5, count), np.int64)
+        columns = np.empty((8, count), np.int64)
         kernels.see_candidates(
             *(self._address, numbers, count, known.since, known.loads, known.slots),
             *(depths.ctypes.data, len(depths)),
             *(address_of(keys), len(keys) // KEY_BYTES, block_tokens, most_tokens, columns.ctypes.data),
         )
-        return columns
+        return columns[:5]
 
     def reach(self, keys: bytes, known: int) -> int:
         """Returns how many leading `keys` (packed) are promised by any booking; at least `known`."""

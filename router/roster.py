@@ -197,7 +197,7 @@ class Roster:
             slots_at=int(slots.ctypes.data),
             places={replica_id: place for place, replica_id in enumerate(heard)},
         )
-        columns = Columns(candidates, np.zeros((7, len(heard)), np.int64))
+        columns = Columns(candidates, np.zeros((8, len(heard)), np.int64))
         return self._with_rows(columns, {replica_id: homes[replica_id] for replica_id in heard})
 
     def _with_rows(self, columns: Columns, changed: dict[str, Home]) -> Columns:
@@ -215,4 +215,5 @@ class Roster:
                 words[4, place] = size * pool.free_blocks
                 words[5, place] = size * pool.key_blocks
                 fractions[6, place] = load.prefill_tokens_per_s
+                fractions[7, place] = reported_at
         return Columns(columns.candidates, words)

@@ -89,10 +89,13 @@ def _sum(
     tokens: int,
     requests: int,
     waiting: int,
+    reported: int,
+    doubtful: int,
 ) -> int:
     """Adds to the `tokens` and `requests` of candidates, and raises their `blocks`. Returns the number of rows looked at.
 
-    `waiting` 0: all requests count as such. Else those that owe prompt tokens count there.
+    `waiting` 0: all requests count as such. Else those that owe prompt tokens count there. `reported` 0: no doubt. Else what was
+    accepted up to that time is added to three columns at `doubtful` instead: tokens, requests that wait, requests that run.
     """
     places = get(record + PLACES)
     for place in range(candidates):
@@ -105,7 +108,12 @@ def _sum(
         place = get(places + 8 * get(replica + row))
         if place < 0:
             continue
-        if get(accepted + row) > get(since + 8 * place):
+        if reported != 0 and get(since + 8 * place) < get(accepted + row) <= get(reported + 8 * place):
+            at = doubtful + 8 * place
+            put(at, get(at) + get(owed + row))
+            at += 8 * candidates * (1 if get(owed + row) > 0 else 2)
+            put(at, get(at) + 1)
+        elif get(accepted + row) > get(since + 8 * place):
             put(tokens + 8 * place, get(tokens + 8 * place) + get(owed + row))
             kind = waiting if waiting != 0 and get(owed + row) > 0 else requests
             put(kind + 8 * place, get(kind + 8 * place) + 1)
@@ -139,7 +147,7 @@ def sum_bookings(
     for place in range(0, 8 * candidates, 8):
         put(tokens + place, 0)
         put(requests + place, 0)
-    return _sum(record, numbers, candidates, since, asked, asked_blocks, blocks, tokens, requests, 0)
+    return _sum(record, numbers, candidates, since, asked, asked_blocks, blocks, tokens, requests, 0, 0, 0)
 
 
 @entry
@@ -164,7 +172,9 @@ def see_candidates(
     report does not contain; tokens listed of the prompt; requests that wait, with those that are booked and owe prompt tokens.
     Cached and listed are at `most` so many.
 
-    `loads`: four columns, as reported: tokens queued, requests that run, one that is not looked at, requests that wait.
+    `loads`: eight columns, as reported: tokens queued, requests that run, one that is not looked at, requests that wait, and last
+    the bits of the time of the report. Of what was accepted since `since` and up to then the report may contain everything or
+    nothing: the larger of the report and that counts, not their sum. `out` has room for three more columns.
     `slots`: where the candidates' pools stand in `depths`, `depth_count` 32-bit numbers of blocks; what stands outside has
     none. The rest as in `sum_bookings`.
     """
@@ -178,8 +188,19 @@ def see_candidates(
         put(at + 2 * column, get(loads + column + 8 * place))
         put(at + 3 * column, min(most, block_tokens * blocks))
         put(at + 4 * column, get(loads + 3 * column + 8 * place))
-    running, waiting = out + 2 * column, out + 4 * column
-    rows = _sum(record, numbers, candidates, since, asked, asked_blocks, out, out + column, running, waiting)
+        put(at + 5 * column, 0)
+        put(at + 6 * column, 0)
+        put(at + 7 * column, 0)
+    running, waiting, doubtful, reported = out + 2 * column, out + 4 * column, out + 5 * column, loads + 7 * column
+    tokens = out + column
+    rows = _sum(
+        record, numbers, candidates, since, asked, asked_blocks, out, tokens, running, waiting, reported, doubtful
+    )
     for place in range(0, column, 8):
+        runs = get(loads + column + place)
+        known = runs + get(loads + 3 * column + place)
+        put(tokens + place, get(tokens + place) + max(0, get(doubtful + place) - get(loads + place)))
+        put(waiting + place, get(waiting + place) + max(0, get(doubtful + column + place) - known))
+        put(running + place, get(running + place) + max(0, get(doubtful + 2 * column + place) - runs))
         put(out + place, min(most, block_tokens * get(out + place)))
     return rows

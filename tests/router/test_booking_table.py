@@ -95,9 +95,9 @@ def test_what_a_decision_sees_is_reports_depths_and_bookings_together() -> None:
     roll = Roll(names)
     slots = np.array([0, 5, 2, 99, 2, 1, 3, -1, 4], np.int64)
     depths = np.array([0, 1, 4, 2, 9, 0], np.int32)
-    words = np.array([[rng.randrange(100) for _ in names] for _ in range(4)], np.int64)
+    words = np.array([[rng.randrange(100) for _ in names] for _ in range(8)], np.int64)
     since = np.full(len(names), 2.0)
-    words[2] = since.view(np.int64)
+    words[2] = words[7] = since.view(np.int64)  # nothing is in doubt
     listed = np.array([depths[slot] if 0 <= slot < len(depths) else 0 for slot in slots], np.int64)
     blocks, tokens, requests = table.survey(roll, since, asked, np.minimum(listed, 4))
     cached, queued, running, listed_tokens, waiting = table.see(
@@ -110,3 +110,22 @@ def test_what_a_decision_sees_is_reports_depths_and_bookings_together() -> None:
     assert (waiting - words[3]).tolist() == [sum(one.replica_id == name for one in owing) for name in names]
     assert listed_tokens.tolist() == np.minimum(listed * 16, 70).tolist()
     assert len(set(cached.tolist())) > 3
+
+
+def test_what_a_report_may_contain_already_is_not_counted_twice() -> None:
+    table, names = BookingTable(), ("r0", "r1")
+    owed = 40
+    for replica_id in names:
+        one = booking(owed, replica_id)
+        one.accepted_at = 2.5
+        table.add(one)
+    roll, slots = Roll(names), np.zeros(2, np.int64)
+    words = np.zeros((8, 2), np.int64)
+    words[0], words[3] = [owed, 0], [1, 0]  # r0 tells of the request already, r1 does not yet
+    words[2], words[7] = np.full(2, 2.4).view(np.int64), np.full(2, 2.5).view(np.int64)
+    seen = table.see(reported(roll, slots, slots.ctypes.data, words), np.zeros(1, np.int32), b"", 16, 70)
+    assert (seen[1].tolist(), seen[4].tolist()) == ([owed, owed], [1, 1])
+    words = words.copy()
+    words[7] = np.full(2, 2.45).view(np.int64)  # accepted after both reports
+    seen = table.see(reported(roll, slots, slots.ctypes.data, words), np.zeros(1, np.int32), b"", 16, 70)
+    assert (seen[1].tolist(), seen[4].tolist()) == ([2 * owed, owed], [2, 1])
