@@ -212,10 +212,14 @@ def test_one_of_two_is_killed_and_the_other_goes_on_with_all_that_is_cached(shar
         stream.join()
     right = undisturbed(shared, streams)
     for prompt, stream in streams.items():
-        if stream.replica in dead:
+        if (
+            stream.replica in dead and stream.failure
+        ):  # without one it was all said when the kill came, and is compared whole
             assert stream.failure == "replica_failed"
             assert len(stream.text) < len(right[prompt])
             assert right[prompt].startswith(stream.text)
+        elif stream.replica in dead:
+            assert stream.text == right[prompt]
         else:
             assert (stream.replica, stream.failure, stream.text) == (survivor, "", right[prompt])
     assert check_at_rest(shared)["totals"]["reclaimed_processes"] == 1
