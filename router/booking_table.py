@@ -175,7 +175,8 @@ class BookingTable:
         """Returns five columns of the replicas of `known`: tokens cached, queued, requests that run, tokens listed, requests that
         wait, booked ones that owe prompt tokens among them.
 
-        `depths`: what the mirror lists of the prompt with these packed `keys`. Bookings are counted in all columns but that of tokens listed.
+        `depths`: what the mirror lists of the prompt with these packed `keys`. Bookings are counted in all columns but that of
+        tokens listed.
         """
         numbers, count = self._numbers_of(known.roll)
         columns = np.empty((8, count), np.int64)
