@@ -29,7 +29,7 @@ def outcome_of(cached_tokens: IntColumn, chosen: int) -> Outcome:
     return "prefix_hit" if cached_tokens[chosen] == most else "load_override"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RouteDecision:
     """Candidates by rank, and why.
 

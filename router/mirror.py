@@ -38,7 +38,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -65,8 +65,7 @@ class MirrorLimits:
     max_keys: int = 1 << 24
 
 
-@dataclass(frozen=True, slots=True)
-class PoolView:
+class PoolView(NamedTuple):
     """One pool as the router sees it. `whole` false: its keys are not known just now, its load is.
 
     `slot`: its index in what `Mirror.depths` returns; one whose depth is always 0 when the pool is not whole.

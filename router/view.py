@@ -3,6 +3,8 @@
 Columns are numpy arrays of equal length, so that a policy scores all candidates at once and the decision can keep every
 term it used. A view is built for one request and never changed. Columns that a caller does not know may be left out; what they
 then hold says so to the policies.
+
+Nothing here changes once it is made. Nothing stops it either: frozen dataclasses take three times as long to make.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ def _not_given() -> Any:
     return np.empty(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RouteRequest:
     """What matters of a request.
 
@@ -40,7 +42,7 @@ class RouteRequest:
     prefix: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class View:
     """The candidates.
 
@@ -69,11 +71,11 @@ class View:
         """Raises ValueError for columns of unequal length."""
         n = len(self.replica_ids)
         if not len(self.decode_interference_s):
-            object.__setattr__(self, "decode_interference_s", np.full(n, np.nan))
+            self.decode_interference_s = np.full(n, np.nan)
         if not len(self.waiting):
-            object.__setattr__(self, "waiting", np.zeros(n, np.int64))
+            self.waiting = np.zeros(n, np.int64)
         if not len(self.held_tokens):
-            object.__setattr__(self, "held_tokens", np.zeros(n, np.int64))
+            self.held_tokens = np.zeros(n, np.int64)
         if not (
             n
             == len(self.cached_tokens)
