@@ -1,4 +1,4 @@
-"""Where the bytes of a `bytes` object are, for entries that take addresses.
+"""Where the bytes of a `bytes` object or an array are, for entries that take addresses.
 
 CPython lays the content of a `bytes` object out inside the object, after a header of known size, and never moves it: the
 address is that of the object and the header. Asking numpy or ctypes for it costs microseconds, more than a whole look-up.
@@ -10,7 +10,9 @@ returned, and an entry only reads there.
 from __future__ import annotations
 
 import ctypes
-from typing import Final
+from typing import Any, Final
+
+import numpy.typing as npt
 
 _HEADER_BYTES: Final = bytes.__basicsize__ - 1  # the type counts the zero byte at the end
 
@@ -20,6 +22,16 @@ def address_of(packed: bytes) -> int:
     return id(packed) + _HEADER_BYTES
 
 
+def address_of_array(array: npt.NDArray[Any]) -> int:
+    """Returns the address of the first element of a writable array, valid while somebody has a reference to it.
+
+    It is `array.ctypes.data` in a third of the time. Raises TypeError for an array that may not be written to, and BufferError
+    for one whose elements do not lie side by side.
+    """
+    return ctypes.addressof(_Bytes.from_buffer(array))
+
+
+_Bytes: Final = ctypes.c_char * 0  # of no length, because an array may be empty
 _probe: Final = b"kvatlas"
 if ctypes.string_at(address_of(_probe), len(_probe)) != _probe:
     raise ImportError(

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool.keys import KEY_BYTES
-from kvpool.packed import address_of
+from kvpool.packed import address_of, address_of_array
 from router.booking_event import Ladder
 from router.kernels import booking_columns as kernels
 
@@ -95,7 +95,7 @@ def reported(roll: Roll, slots: IntArray, slots_at: int, words: IntArray) -> Rep
     prompt tokens queued (0), requests that run (1), the bits of two times, and requests that wait (3). What was accepted after
     the later time (7) is not in the heartbeat, what was accepted up to the earlier one (2) is, and what came between may be.
     """
-    loads = int(words.ctypes.data)
+    loads = address_of_array(words)
     return Reported(roll, (slots, words), slots_at, loads, loads + 2 * words.strides[0])
 
 
@@ -162,7 +162,7 @@ class BookingTable:
         columns = np.empty((4, count), np.int64)  # one array, because asking for an address takes longer than a copy
         columns[0] = since.view(np.int64)
         columns[1] = blocks
-        base, step = int(columns.ctypes.data), 8 * count
+        base, step = address_of_array(columns), 8 * count
         kernels.sum_bookings(
             *(self._address, numbers, count, base, address_of(keys), len(keys) // KEY_BYTES),
             *(base + step, base + 2 * step, base + 3 * step),
@@ -182,8 +182,8 @@ class BookingTable:
         columns = np.empty((8, count), np.int64)
         kernels.see_candidates(
             *(self._address, numbers, count, known.since, known.loads, known.slots),
-            *(depths.ctypes.data, len(depths)),
-            *(address_of(keys), len(keys) // KEY_BYTES, block_tokens, most_tokens, columns.ctypes.data),
+            *(address_of_array(depths), len(depths)),
+            *(address_of(keys), len(keys) // KEY_BYTES, block_tokens, most_tokens, address_of_array(columns)),
         )
         return columns[:5]
 

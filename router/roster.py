@@ -170,13 +170,15 @@ class Roster:
         changed: dict[str, Home] = {}
         for name in dict.fromkeys(names):
             before, pool = self._pools.get(name), self._mirror.view(name, now)
-            if before is None or pool is None or before.replica_ids != pool.replica_ids:
+            if before is None or pool is None or len(before.replicas) != len(pool.replicas):
                 return False
             self._pools[name] = pool
-            for load in pool.replicas:
-                if self._homes[load.replica_id].pool.pool != name:
-                    return False  # two pools name it, and now this one was heard last
-                changed[load.replica_id] = Home(pool, load, now - pool.load_age_s)
+            reported_at = now - pool.load_age_s
+            for known, load in zip(before.replicas, pool.replicas, strict=True):
+                replica_id = load.replica_id
+                if replica_id != known.replica_id or self._homes[replica_id].pool.pool != name:
+                    return False  # others than before; or two pools name it, and now this one was heard last
+                changed[replica_id] = Home(pool, load, reported_at)
         self._homes.update(changed)
         self._kept = [
             columns if changed.keys().isdisjoint(columns.candidates.places) else self._with_rows(columns, changed)
