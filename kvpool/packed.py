@@ -10,7 +10,7 @@ returned, and an entry only reads there.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy.typing as npt
 
@@ -28,7 +28,7 @@ def address_of_array(array: npt.NDArray[Any]) -> int:
     It is `array.ctypes.data` in a third of the time. Raises TypeError for an array that may not be written to, and BufferError
     for one whose elements do not lie side by side.
     """
-    return ctypes.addressof(_Bytes.from_buffer(array))
+    return ctypes.addressof(_Bytes.from_buffer(cast(Any, array)))  # numpy's types hide that it is a buffer
 
 
 _Bytes: Final = ctypes.c_char * 0  # of no length, because an array may be empty

@@ -70,7 +70,10 @@ def replay(
     """Simulate replicas under the router of the product, on a trace of requests. A run of 12,000 requests takes about 20 s of
     one CPU.
 
-    With --decisions: what would another policy have decided of the requests that a router logged? --set gives its options.
+    With --decisions: what would another policy have decided of the requests that a router logged?
+
+    --set gives options of the router, for example --set router.balance_weight=0; with a TRACE, what replicas need comes from the
+    calibration.
     """
     if (trace is None) == (decisions is None):
         raise UsageError("`kvatlas replay` takes either a TRACE or --decisions LOG: give one of them.")
@@ -80,11 +83,10 @@ def replay(
         replay_decisions.run(decisions, policy, as_json, settings or (), seed)
         return
     assert trace is not None
-    if settings:
-        raise UsageError("--set gives options for --decisions LOG: leave it out with a TRACE.")
     if control not in CONTROLS:
         raise UsageError(f"--control {control} is unknown: choose from {', '.join(CONTROLS)}.")
 
+    from cluster.cli.router_options import router_options
     from router.replay import report, sweep
 
     wanted = sweep.Sweep(
@@ -97,6 +99,7 @@ def replay(
         seeds=seeds,
         rate_error=rate_error,
         control="no-sharing" if control == "no-sharing" else "none",
+        options=router_options(settings or ()),
     )
     if tokenizer is None:
         played = _read(trace, requests)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from cluster.cli.flags import load_config
 from cluster.cli.output import print_json, print_table, say
+from cluster.cli.router_options import router_options
 from cluster.errors import UsageError
 from router.counterfactual import Counterfactual, Reality, rerun
 from router.decision_log import Reading
@@ -47,8 +47,7 @@ def run(log: Path, policy: str, as_json: bool, settings: Sequence[str] = (), see
 def _configs(policy: str, settings: Sequence[str]) -> dict[str, RouteConfig]:
     """The options for each policy that is asked for."""
     names = list(POLICIES) if policy == ALL else [policy]
-    paths = [setting if setting.startswith("router.") else f"router.{setting}" for setting in settings]
-    return {name: load_config(None, {"router.policy": ("--policy", name)}, paths).config.router for name in names}
+    return {name: router_options(settings, name) for name in names}
 
 
 def _show(found: list[Counterfactual], reality: Reality, malformed: int) -> None:

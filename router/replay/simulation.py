@@ -41,6 +41,7 @@ from router.replay.trace import FloatArray, IntArray, Trace
 from router.route_config import PolicyName, RouteConfig
 from router.ticket import Ticket
 
+DEFAULTS: Final = RouteConfig()
 DRAIN_S: Final = 1.0
 QUIET_BEAT_S: Final = 1.0
 QUIET_S: Final = 2.0
@@ -61,6 +62,8 @@ class Plan:
     lag_s: float
     seed: int
     rate_error: float
+    options: RouteConfig = DEFAULTS
+    """How to route, but for the policy and what replicas are taken to need, which are of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +263,7 @@ def config_of(trace: Trace, times: ServiceTimes, plan: Plan) -> RouteConfig:
     rate = times.prefill_tokens_per_s(prompt)
     decode_s = times.decode_s(prompt) * max(1.0, prompt / times.step_tokens)
     return replace(
-        RouteConfig(),
+        plan.options,
         policy=plan.policy,
         prefill_tokens_per_s=rate * plan.rate_error,
         decode_interference_s=decode_s / plan.rate_error,

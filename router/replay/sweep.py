@@ -15,9 +15,9 @@ from typing import Literal
 from router.replay.errors import ReplayError
 from router.replay.report import Figures, figures, medians
 from router.replay.service_times import ServiceTimes
-from router.replay.simulation import Plan, Simulation
+from router.replay.simulation import DEFAULTS, Plan, Simulation
 from router.replay.trace import Trace
-from router.route_config import PolicyName
+from router.route_config import PolicyName, RouteConfig
 
 Control = Literal["none", "no-sharing"]
 
@@ -39,6 +39,8 @@ class Sweep:
     seeds: int
     rate_error: float = 2.0
     control: Control = "none"
+    options: RouteConfig = DEFAULTS
+    """See `Plan.options`."""
 
     def __post_init__(self) -> None:
         if not self.policies or not self.loads or self.seeds < 1 or self.replicas < 1 or self.routers < 1:
@@ -75,7 +77,7 @@ def _tasks(sweep: Sweep) -> Iterator[_Task]:
         for policy in sweep.policies:
             for seed in range(sweep.seeds):
                 error = sweep.rate_error if seed % 2 == 0 else 1.0 / sweep.rate_error
-                plan = Plan(policy, sweep.replicas, sweep.routers, sweep.pool_tokens, sweep.lag_s, seed, error)
+                plan = Plan(policy, sweep.replicas, sweep.routers, sweep.pool_tokens, sweep.lag_s, seed, error, sweep.options)
                 yield _Task(plan, load)
 
 

@@ -45,7 +45,7 @@ def test_json_has_one_run_for_each_policy_and_load(kvatlas: Command, trace: Path
 
 def test_the_table_says_how_requests_arrive(kvatlas: Command, trace: Path) -> None:
     done = kvatlas("replay", str(trace), "--replicas", "2", "--policy", "cost", "--load", "1", "--seeds", "1", "--requests", "8",
-                   "--pool-tokens", "8192", "--jobs", "1", "--control", "no-sharing")  # fmt: skip
+                   "--pool-tokens", "8192", "--jobs", "1", "--control", "no-sharing", "--set", "balance_weight=0")  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "8 requests, 2 replicas with pools of 8,192 tokens" in done.stdout
     assert "spread evenly" in done.stdout
@@ -61,7 +61,7 @@ def test_the_table_says_how_requests_arrive(kvatlas: Command, trace: Path) -> No
         (["TRACE", "--load", "0"], 2, "--load 0"),
         (["TRACE", "--load", "nan"], 2, "--load nan"),
         (["TRACE", "--control", "other"], 2, "--control other"),
-        (["TRACE", "--set", "tie_s=1"], 2, "--set"),
+        (["TRACE", "--set", "tie_z=1"], 2, "tie_z"),
         (["TRACE", "--calibration", "absent.json"], 1, "absent.json"),
         (["TRACE", "--pool-tokens", "100", "--jobs", "1"], 1, "block"),
         (["absent.jsonl"], 1, "absent.jsonl"),

@@ -10,6 +10,7 @@ import pytest
 from router.replay.errors import ReplayError
 from router.replay.report import Figures
 from router.replay.sweep import Sweep, run
+from router.route_config import RouteConfig
 from tests.router.replay.traces import QUICK, mixed
 
 SWEEP = Sweep(("cost", "round_robin"), replicas=2, routers=1, pool_tokens=None, loads=(0.5, 1.0), lag_s=0.05, seeds=2)
@@ -33,6 +34,15 @@ def test_loads_then_policies_each_of_all_seeds() -> None:
     assert told == runs
     assert runs[2]["arrivals_per_s"] == pytest.approx(2 * runs[0]["arrivals_per_s"])
     assert runs[0]["hit"] > runs[1]["hit"]
+
+
+def test_options_of_the_router_hold_in_every_run_and_the_policy_is_the_runs_own() -> None:
+    options = RouteConfig(policy="least_load", tie_s=1e9, prefill_tokens_per_s=1e-3)
+    changed = run(replace(SWEEP, options=options, seeds=1, loads=(0.5,)), TRACE, QUICK)
+    plain = run(replace(SWEEP, seeds=1, loads=(0.5,)), TRACE, QUICK)
+    assert [one["policy"] for one in changed] == ["cost", "round_robin"]
+    assert changed[0]["hit"] < plain[0]["hit"], "every replica is as good as the best"
+    assert _timeless(changed[1:]) == _timeless(plain[1:]), "round robin has no use for them"
 
 
 def test_the_control_shares_nothing() -> None:
