@@ -9,7 +9,7 @@ from router.route_config import RouteConfig
 
 
 def router_options(settings: Sequence[str], policy: str | None = None) -> RouteConfig:
-    """Returns the router's options: of `settings` (NAME=VALUE, with or without `router.` before the name), else of the environment.
+    """Returns the router's options: of `settings` (NAME=VALUE, `router.` before the name or not), else of the environment.
 
     Raises `UsageError`.
     """
