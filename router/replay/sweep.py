@@ -77,7 +77,9 @@ def _tasks(sweep: Sweep) -> Iterator[_Task]:
         for policy in sweep.policies:
             for seed in range(sweep.seeds):
                 error = sweep.rate_error if seed % 2 == 0 else 1.0 / sweep.rate_error
-                plan = Plan(policy, sweep.replicas, sweep.routers, sweep.pool_tokens, sweep.lag_s, seed, error, sweep.options)
+                plan = Plan(
+                    policy, sweep.replicas, sweep.routers, sweep.pool_tokens, sweep.lag_s, seed, error, sweep.options
+                )
                 yield _Task(plan, load)
 
 
