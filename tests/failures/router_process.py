@@ -3,7 +3,8 @@
     Redis -> FollowerThread -> Mirror -> RouteService <- decisions
 
 After each decision it looks into the region of the pool that was chosen, past everything, and counts what was predicted by
-the directory and is not there: phantoms. A block that goes between the decision and the look counts as one, too.
+the directory and is not there: phantoms. A block that goes between the decision and the look counts as one, too. If it is told to
+watch, it looks into all regions every few milliseconds, and knows of each phantom since when at most it is one.
 
 It decides only from when it is ready on, as an ingress gets requests only then. Every public method is a command of the test.
 """
@@ -12,11 +13,12 @@ from __future__ import annotations
 
 import base64
 import itertools
+import math
 import random
 import threading
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
 from cluster.bench.router_scene import Silent
 from kvpool import KvatlasError
@@ -30,6 +32,7 @@ from router.service import RouteService
 from tests.failures.prompts import BLOCK_TOKENS, KEYS, PROMPTS, indexed
 
 Answer = dict[str, Any]
+_WATCH_S: Final = 0.003
 
 
 class RouterProcess:
@@ -46,6 +49,8 @@ class RouterProcess:
         self._numbers = itertools.count()
         self._failure = ""
         self._oddity = ""
+        self._there_at: dict[tuple[str, bytes], float] | None = None
+        self._late_s: list[float] = []
 
     def start(
         self, url: str, space: list[Any], lease_s: float, per_s: float, seed: int, members: Answer, ready_s: float
@@ -113,6 +118,17 @@ class RouterProcess:
             seen, self._seen = self._seen, Counter()
         return dict(seen)
 
+    def watch(self) -> Answer:
+        """From now on it looks into all regions."""
+        self._there_at = {}
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        return {}
+
+    def late(self) -> Answer:
+        """How long each phantom seen while it watched had been one at most, in seconds; infinite for one that was never seen."""
+        with self._lock:
+            return {"late_s": list(self._late_s)}
+
     def oddity(self) -> Answer:
         """What it knew when a candidate was last unheard or a phantom predicted, in words."""
         return {"oddity": self._oddity}
@@ -158,11 +174,16 @@ class RouterProcess:
             decision = self._service.route(request_id, members)
             listed, chosen = ticket.listed_tokens, decision.order[0]
             listed_blocks = int(listed[chosen]) // BLOCK_TOKENS if listed is not None and chosen < len(listed) else 0
-            is_live, there = self._inside(homes.get(decision.replica_id, ""))
+            decided_at = time.monotonic()
+            pool = homes.get(decision.replica_id, "")
+            is_live, there = self._inside(pool)
             self._seen["decisions"] += 1
             self._seen["blind"] += decision.outcome == "fallback"
             unheard = set(members) - set(homes)
-            phantom = sum(key not in there for key in keys[:listed_blocks])
+            phantoms = [key for key in keys[:listed_blocks] if key not in there]
+            phantom = len(phantoms)
+            if self._there_at is not None:
+                self._late_s += [decided_at - self._there_at.get((pool, key), -math.inf) for key in phantoms]
             if unheard or phantom:
                 self._oddity = f"unheard {unheard}, {phantom} phantom at {decision.replica_id}: {self.look()}"
             self._seen["unheard"] += len(unheard)
@@ -171,6 +192,17 @@ class RouterProcess:
             self._seen["dead"] += not is_live and decision.outcome != "fallback"
             ticket.admitted(decision.replica_id, listed_blocks * BLOCK_TOKENS)
             ticket.started()
+
+    def _watch(self) -> None:
+        try:
+            while self._thread.alive and self._there_at is not None:
+                for pool in self._regions:
+                    now = time.monotonic()
+                    _, there = self._inside(pool)
+                    self._there_at.update(dict.fromkeys([(pool, key) for key in there], now))
+                time.sleep(_WATCH_S)
+        except Exception as error:
+            self._failure = repr(error)
 
     def _inside(self, pool: str) -> tuple[bool, set[bytes]]:
         """Whether somebody lives in the region of `pool`, and the keys there."""
