@@ -75,6 +75,12 @@ class Ingress:
         """What this router's mirror believes; asked by the one that compares all of them."""
         return await self._routing.client.mirror_picture()
 
+    def __del__(self) -> None:
+        """Serve calls this when the requests in progress are done: the other routers hear at once that this one is gone."""
+        routing = getattr(self, "_routing", None)  # the app may never have been built
+        if routing is not None:
+            routing.close()
+
 
 def _codec(model_dir: Path) -> TextCodec:
     """The tokenizer of the model, bounded by the rows of its embedding."""

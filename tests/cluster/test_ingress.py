@@ -1,13 +1,15 @@
-"""The ingress's tokenizer comes without torch."""
+"""The ingress's tokenizer comes without torch; its end is the router's."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cluster.ingress import Ingress
 from tests.fakes.tiny_checkpoint import save_tiny_checkpoint
 
 SCRIPT = """
@@ -29,3 +31,20 @@ def test_tokenizes_without_torch_and_leaves_torch_importable(tmp_path: Path) -> 
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["262", "False"]
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_serve_ends_the_router_with_the_ingress(built: bool) -> None:
+    class Routing:
+        closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+
+    routing = Routing()
+    plain: Any = Ingress.__mro__[1]  # without what Ray puts around it
+    ingress = object.__new__(plain)
+    if built:
+        ingress._routing = routing
+    ingress.__del__()
+    assert routing.closed == built
