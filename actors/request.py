@@ -18,6 +18,11 @@ class Sampling:
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 mean "off". Randomness is a pure function of
     (`seed`, choice, position), so a request repeated with its seed repeats its tokens wherever it runs.
+
+    `presence_penalty` and `frequency_penalty` are subtracted from the logit of each token generated so far, once and for each time;
+    `repetition_penalty` divides positive logits of tokens in prompt and answer, and multiplies negative ones; 1 means "off".
+    `logit_bias` is (token id, what is added to its logit). `allowed_token_ids` not empty: no other token may come.
+    `logprobs`: how many alternatives to tell of with each token; None tells of nothing, 0 of the token alone.
     """
 
     max_tokens: int
@@ -29,6 +34,20 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the answer must look like. `text` is a JSON schema, a regular expression, or a grammar in llguidance's own language."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +68,9 @@ class GenerateRequest:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     session: str = ""
+    priority: int = 0
+    """Lower comes first where requests wait at the replica; equals in the order in which they came."""
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +87,17 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural logarithms of probabilities, as the model gives them before temperature and all that `Sampling` changes; finite.
+
+    `logprob` is the chosen token's, `top` the (token id, logprob) of the likeliest, first the likeliest.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """What is new since the last event: one step's tokens, or several steps' where the reader was slower.
 
@@ -77,6 +110,8 @@ class Delta:
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each of `token_ids` where the request asked for them, else empty."""
 
 
 Event = Admitted | Delta
