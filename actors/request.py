@@ -19,8 +19,8 @@ class Sampling:
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 mean "off". Randomness is a pure function of
     (`seed`, choice, position), so a request repeated with its seed repeats its tokens wherever it runs.
 
-    `presence_penalty` and `frequency_penalty` are subtracted from the logit of each token generated so far, once and for each time;
-    `repetition_penalty` divides positive logits of tokens in prompt and answer, and multiplies negative ones; 1 means "off".
+    `presence_penalty` and `frequency_penalty` are subtracted from the logit of each token generated so far, once and for each
+    time; `repetition_penalty` divides positive logits of tokens in prompt and answer, and multiplies negative ones; 1 means "off".
     `logit_bias` is (token id, what is added to its logit). `allowed_token_ids` not empty: no other token may come.
     `logprobs`: how many alternatives to tell of with each token; None tells of nothing, 0 of the token alone.
     """
@@ -44,7 +44,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the answer must look like. `text` is a JSON schema, a regular expression, or a grammar in llguidance's own language."""
+    """What the answer must look like. `text`: a JSON schema, a regular expression, or a grammar in llguidance's language."""
 
     kind: Literal["json_schema", "regex", "lark"]
     text: str
