@@ -20,7 +20,7 @@ class Sampling:
     (`seed`, choice, position), so a request repeated with its seed repeats its tokens wherever it runs.
 
     `presence_penalty` and `frequency_penalty` are subtracted from the logit of each token generated so far, once and for each
-    time; `repetition_penalty` divides positive logits of tokens in prompt and answer, and multiplies negative ones; 1 means "off".
+    time. `repetition_penalty` divides positive logits of tokens in prompt and answer and multiplies negative ones; 1: "off".
     `logit_bias` is (token id, what is added to its logit). `allowed_token_ids` not empty: no other token may come.
     `logprobs`: how many alternatives to tell of with each token; None tells of nothing, 0 of the token alone.
     """
