@@ -117,3 +117,22 @@ class Scene:
 def keys(*numbers: int) -> list[bytes]:
     """The keys with these numbers."""
     return [key(number) for number in numbers]
+
+
+BOTH = ("r0", "r1")
+
+
+def scene_with_prefix(policy: Any = "cost") -> Scene:
+    """Both replicas are idle; r1 holds the keys 1 to 4."""
+    return heard(Scene(policy))
+
+
+def heard(scene: Scene) -> Scene:
+    """The scene after the heartbeats of both."""
+    scene.hear("r0")
+    scene.hear("r1", held=[1, 2, 3, 4])
+    return scene
+
+
+def outcomes(scene: Scene) -> dict[str, int]:
+    return {name: count for name, count in scene.service.report()["decisions"].items() if count}
