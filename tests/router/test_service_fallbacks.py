@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from router.service import LOG_EVERY_S
-from tests.router.scene import BOTH, Scene, keys, outcomes, scene_with_prefix
+from tests.router.scene import BOTH, Scene, heard, keys, outcomes, scene_with_prefix
 
 # Fallbacks
 
