@@ -6,6 +6,10 @@ steps, so an abort takes effect after the step in progress.
 
 If a step raises, the engine is dead: every request gets the failure, blocks go back through the forced release, and
 `failure` says why. It does not try to go on with a pool it cannot vouch for.
+
+A sequence with a constraint is computed like any other while the mask of its next token is made elsewhere. If that is not
+there after the forward pass, the sequence keeps its logits and is in no step until it is: nobody else waits for it. When all
+wait, the thread sleeps until `wake`, or looks again after `_RETRY_S`.
 """
 
 from __future__ import annotations
@@ -21,10 +25,13 @@ from typing import Protocol
 import torch
 
 from actors.config import EngineConfig
+from actors.constraint import Constraint
+from actors.contained import Contained
 from actors.errors import ReplicaFailed, ReplicaOverloaded, RequestRefused
+from actors.outcome import Outcome, outcomes
 from actors.prefill_rate import PrefillRate
-from actors.request import FinishReason, GenerateRequest
-from actors.sampler import Draw, sample
+from actors.request import FinishReason, GenerateRequest, TokenLogprob
+from actors.request_limits import RequestLimits
 from actors.scheduler import Scheduler, Work
 from actors.sequence import Sequence
 from actors.step import Piece
@@ -32,7 +39,7 @@ from kvpool import KeyRoot, KeySpace, Pool
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.01
-"""Pause before planning again when requests wait but nothing can run."""
+"""Longest pause before planning again when requests wait but nothing can run."""
 
 
 class TokenModel(Protocol):
@@ -48,13 +55,19 @@ class TokenModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one step did for one request: admission (`cached_tokens` set), a token, an end, or a failure."""
+    """What one step did for one request: admission (`cached_tokens` set), a token, an end, or a failure.
+
+    An end usually comes with its token. `is_text` is false for a token that only says that the answer ends. A failure is a
+    `RequestRefused` where the request itself is at fault.
+    """
 
     request_id: str
     cached_tokens: int | None = None
     token: int | None = None
     finish_reason: FinishReason | None = None
-    failure: ReplicaFailed | None = None
+    failure: ReplicaFailed | RequestRefused | None = None
+    logprob: TokenLogprob | None = None
+    is_text: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +76,7 @@ class _Arrival:
 
     request: GenerateRequest
     predicted_tokens: int
+    constraint: Contained | None
 
     @property
     def uncached_tokens(self) -> int:
@@ -95,10 +109,15 @@ class Engine:
         self._clock = clock
         # An id outside the vocabulary, as some configs have, can neither be generated nor masked.
         self._eos = frozenset(token for token in model.eos_token_ids if 0 <= token < model.vocab_size)
+        self._limits = RequestLimits(
+            model.vocab_size, self._eos, context_tokens, pool.geometry.block_tokens, pool.capacity_blocks
+        )
         self._scheduler = Scheduler(pool, copy_block, step_tokens=config.step_tokens, max_running=config.max_running)
         self._sequences: dict[str, Sequence] = {}
         self._inbox: deque[_Arrival | str] = deque()
         self._wake = threading.Condition()
+        # Apart from `_wake`: a constraint may ring it under a lock of its own, also while one is closed under `_wake`.
+        self._bell = threading.Event()
         self._stopping = False
         self._progress_at = clock()
         self._arrivals = 0
@@ -115,16 +134,23 @@ class Engine:
         with self._wake:
             self._stopping = True
             self._wake.notify()
+        self._bell.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def submit(self, request: GenerateRequest, predicted_tokens: int = 0) -> None:
+    def submit(self, request: GenerateRequest, predicted_tokens: int = 0, constraint: Constraint | None = None) -> None:
         """Queue a request. `predicted_tokens` only helps to say how much work waits here.
 
-        Raises `RequestRefused`, `ReplicaOverloaded` or `ReplicaFailed`; then nothing is queued.
+        From then on the `constraint` is the engine's, which closes it when the request ends.
+
+        Raises `RequestRefused`, `ReplicaOverloaded` or `ReplicaFailed`; then nothing is queued, and the constraint is
+        still the caller's.
         """
         self._check(request)
+        if request.grammar is not None and constraint is None:
+            raise ReplicaFailed("a request with a grammar came without the constraint made of it")
+        contained = Contained(constraint) if constraint is not None else None
         with self._wake:
             if self.failure is not None or self._stopping:
                 raise self.failure or ReplicaFailed("the replica is stopping")
@@ -132,7 +158,11 @@ class Engine:
                 raise ReplicaOverloaded(
                     f"{self.waiting} requests wait for this replica already (engine.max_waiting); try again later"
                 )
-            self._leave(_Arrival(request, predicted_tokens))
+            self._leave(_Arrival(request, predicted_tokens, contained))
+
+    def wake(self) -> None:
+        """Look again now at requests whose constraints were not ready. Any thread, at any time; never waits."""
+        self._bell.set()
 
     def abort(self, request_id: str) -> None:
         """Forget a request, wherever it is. Unknown and finished ids are ignored."""
@@ -147,6 +177,7 @@ class Engine:
             self._progress_at = self._clock()
         self._inbox.append(command)
         self._wake.notify()
+        self._bell.set()
 
     @property
     def running(self) -> int:
@@ -186,39 +217,13 @@ class Engine:
         return idle_s if idle_s > self._config.stall_s else 0.0
 
     def _check(self, request: GenerateRequest) -> None:
-        prompt = request.prompt_token_ids
-        if not prompt:
-            raise RequestRefused("the prompt is empty", "prompt")
-        if len(prompt) >= self._context_tokens:
-            raise RequestRefused(
-                f"the prompt has {len(prompt)} tokens, but the longest prompt + output is {self._context_tokens} tokens",
-                "prompt",
-                "context_length_exceeded",
-            )
-        if min(prompt) < 0 or max(prompt) >= self._model.vocab_size:
-            raise RequestRefused(f"token ids must be in [0, {self._model.vocab_size})", "prompt")
-        stops = request.sampling.stop_token_ids
-        if stops and (min(stops) < 0 or max(stops) >= self._model.vocab_size):
-            raise RequestRefused(f"token ids must be in [0, {self._model.vocab_size})", "stop_token_ids")
-        if request.sampling.max_tokens < 1:
-            raise RequestRefused("max_tokens must be at least 1", "max_tokens")
-        total = min(len(prompt) + request.sampling.max_tokens, self._context_tokens)
-        needed = -(-total // self._pool.geometry.block_tokens)
-        if needed > self._pool.capacity_blocks:
-            raise RequestRefused(
-                f"prompt + max_tokens need {needed} blocks, but the whole pool has {self._pool.capacity_blocks} "
-                f"({self._pool.capacity_blocks * self._pool.geometry.block_tokens} tokens); "
-                "ask for fewer tokens or serve with a larger pool.tokens",
-                "max_tokens",
-                "context_length_exceeded",
-            )
+        self._limits.check(request)
 
     def _run(self) -> None:
         try:
             while self._wait_for_work():
                 if not self._step():
-                    with self._wake:
-                        self._wake.wait(_RETRY_S)
+                    self._bell.wait(_RETRY_S)
         except BaseException as error:
             _log.exception("the step thread failed; the replica cannot serve any more")
             self._end(
@@ -229,6 +234,7 @@ class Engine:
 
     def _wait_for_work(self) -> bool:
         """Apply queued commands, waiting for one if there is nothing to do. False: stop."""
+        self._bell.clear()  # first, so that whatever comes while this step looks around is looked at in the next
         with self._wake:
             while not (self._inbox or self._sequences or self._stopping):
                 self._wake.wait()
@@ -245,6 +251,7 @@ class Engine:
         if isinstance(command, str):
             sequence = self._sequences.pop(command, None)
             if sequence is not None:
+                self._close(sequence)
                 self._scheduler.finish(sequence)
             return
         request = command.request
@@ -252,7 +259,7 @@ class Engine:
         self._arrivals += 1
         block_tokens = self._pool.geometry.block_tokens
         sequence = Sequence.of(request, root, self._keyspace, block_tokens, self._arrivals, self._eos)
-        sequence.predicted_tokens = command.predicted_tokens
+        sequence.predicted_tokens, sequence.constraint = command.predicted_tokens, command.constraint
         self._sequences[request.request_id] = sequence
         self._scheduler.add(sequence)
 
@@ -260,6 +267,8 @@ class Engine:
         """Compute one step. False if nothing could run though requests wait."""
         if self._pool.guard:
             self._pool.check_guard()
+        # Before planning: who gets a token now decodes in this very step.
+        late = self._decide_late()
         work, admitted = self._scheduler.plan()
         if admitted:
             # Before computing: the caller learns what was cached while the prompt is still being prefilled.
@@ -268,19 +277,44 @@ class Engine:
             if self._scheduler.room_moved:
                 # Waiting for other processes of the pool while they go on is not standing still.
                 self._progress_at = self._clock()
-            return not self._sequences
+            return late or not self._sequences
         began = self._clock()
         logits, order = self._model.forward([self._piece(item) for item in work])
-        tokens = sample(logits, [self._draw(work[index].sequence) for index in order])
-        sampled = dict(zip(order, tokens, strict=True))
-        self._scheduler.commit(work, {index: token for index, token in sampled.items() if token is not None})
-        outputs = [self._settle(work[index].sequence, token) for index, token in sampled.items()]
+        outputs = self._decide(work, order, logits)
         self._progress_at = self._clock()
         prefilled = sum(item.count for item in work if item.count > 1)
         self._rate.note(prefilled, self._progress_at - began, self._progress_at)
         if outputs:
             self._on_outputs(outputs)
         return True
+
+    def _decide_late(self) -> bool:
+        """Choose the tokens of sequences that have had their logits before their constraint. False: there are none."""
+        late = [s for s in self._scheduler.running if s.logits is not None and s.ready]
+        if not late:
+            return False
+        logits = torch.stack([s.logits for s in late if s.logits is not None])
+        outputs = self._decide([Work(s, s.computed, 0) for s in late], list(range(len(late))), logits)
+        self._progress_at = self._clock()
+        self._on_outputs(outputs)
+        return True
+
+    def _decide(self, work: list[Work], order: list[int], logits: torch.Tensor) -> list[StepOutput]:
+        """Choose the token of each row whose sequence is ready, `work[order[row]]`, and record the step.
+
+        The others keep their logits. Mutates `logits`.
+        """
+        sequences = [work[index].sequence for index in order]
+        ready = [row for row, sequence in enumerate(sequences) if sequence.ready]
+        if len(ready) < len(order):
+            for row in set(range(len(order))).difference(ready):
+                sequences[row].logits = logits[row].clone()  # a view would keep those of all
+            sequences, order, logits = [sequences[row] for row in ready], [order[row] for row in ready], logits[ready]
+        found = outcomes(sequences, logits)
+        self._scheduler.commit(
+            work, {i: one.token for i, one in zip(order, found, strict=True) if one.token is not None}
+        )
+        return [self._settle(sequence, one) for sequence, one in zip(sequences, found, strict=True)]
 
     @staticmethod
     def _piece(item: Work) -> Piece:
@@ -289,31 +323,41 @@ class Engine:
         tokens = item.sequence.tokens[item.start : item.start + item.count]
         return Piece(tokens, item.start, table.blocks, item.samples)
 
-    @staticmethod
-    def _draw(sequence: Sequence) -> Draw:
-        return Draw(sequence.request.sampling, sequence.request.choice, len(sequence.tokens), sequence.forbidden)
-
-    def _settle(self, sequence: Sequence, token: int | None) -> StepOutput:
-        """What a sampled token means for its sequence. None: the model gave no number to choose by."""
+    def _settle(self, sequence: Sequence, outcome: Outcome) -> StepOutput:
+        """What the outcome of a step, which is recorded, means for its sequence."""
+        sequence.logits = None
+        name, token = sequence.request_id, outcome.token
         if token is None:
             self._forget(sequence)
-            failure = ReplicaFailed("the model's logits have no finite maximum: every token is forbidden, or it broke")
-            return StepOutput(sequence.request_id, failure=failure)
+            return StepOutput(name, finish_reason=None if outcome.failure else "stop", failure=outcome.failure)
+        if sequence.constraint is not None:
+            sequence.constraint.accept(token)
         reason = sequence.finish_reason(token, self._context_tokens)
         if reason is not None:
             self._forget(sequence)
-        return StepOutput(sequence.request_id, token=token, finish_reason=reason)
+        is_text = reason != "stop" or token not in sequence.ends | self._eos
+        return StepOutput(name, None, token, reason, logprob=outcome.logprob, is_text=is_text)
 
     def _forget(self, sequence: Sequence) -> None:
+        self._close(sequence)
         self._scheduler.finish(sequence)
         del self._sequences[sequence.request_id]
+
+    @staticmethod
+    def _close(sequence: Sequence) -> None:
+        if sequence.constraint is not None:
+            sequence.constraint.close()
 
     def _end(self, failure: ReplicaFailed, *, orderly: bool) -> None:
         """Refuse what comes, fail what is here, give every block back; through the forced release unless `orderly`."""
         with self._wake:
             self.failure = failure
-            queued = [arrival.request.request_id for arrival in self._arrived()]
+            arrived = self._arrived()
             self._inbox.clear()
+        queued = [arrival.request.request_id for arrival in arrived]
+        for constraint in [a.constraint for a in arrived] + [s.constraint for s in self._sequences.values()]:
+            if constraint is not None:
+                constraint.close()
         left = [*self._sequences, *(request_id for request_id in queued if request_id not in self._sequences)]
         for sequence in self._sequences.values():
             if orderly:

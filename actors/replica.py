@@ -31,8 +31,9 @@ from actors.capacity import context_tokens
 from actors.config import ReplicaConfig
 from actors.cpus import usable_cpus
 from actors.engine import Engine, StepOutput
-from actors.errors import ReplicaFailed, ReplicaOverloaded
+from actors.errors import ReplicaFailed, ReplicaOverloaded, RequestRefused
 from actors.fingerprint import model_fingerprint
+from actors.grammar import GrammarConstraint, Grammars
 from actors.loader import weight_files
 from actors.mailbox import MailRoom
 from actors.metrics import ReplicaMetrics
@@ -101,6 +102,8 @@ class Replica:
                 undo.callback(self._tidy.close)
                 undo.callback(self._model.unbind)
             self._engine = self._make_engine(fingerprint)
+            self._grammars = Grammars(self._tokenizer, self._model.vocab_size, self._model.eos_token_ids)
+            undo.callback(self._grammars.close)
             with self._progress.phase("warm-up"):
                 self._warm_up()
             self._report_load()
@@ -214,7 +217,7 @@ class Replica:
         box = self._mail.open(request.request_id)
         reason, generated, last = "abort", 0, 0.0
         try:
-            self._engine.submit(request, predicted_tokens)
+            await self._submit(request, predicted_tokens)
             text = TextStream(request, self._tokenizer)
             while True:
                 outputs = await box.take()
@@ -224,16 +227,17 @@ class Replica:
                         self._metrics.looked_up(len(request.prompt_token_ids), output.cached_tokens)
                         yield Admitted(self.replica_id, len(request.prompt_token_ids), output.cached_tokens)
                 delta = text.feed(outputs)
-                if not delta.token_ids:
+                if delta.token_ids:
+                    now = self._clock()
+                    if generated:
+                        self._metrics.next_tokens(len(delta.token_ids), now - last)
+                    else:
+                        self._metrics.first_token(now - arrived)
+                        if len(delta.token_ids) > 1:  # which came together, as far as anybody can see
+                            self._metrics.next_tokens(len(delta.token_ids) - 1, 0.0)
+                    generated, last = generated + len(delta.token_ids), now
+                elif delta.finish_reason is None:
                     continue
-                now = self._clock()
-                if generated:
-                    self._metrics.next_tokens(len(delta.token_ids), now - last)
-                else:
-                    self._metrics.first_token(now - arrived)
-                    if len(delta.token_ids) > 1:  # which came together, as far as anybody can see
-                        self._metrics.next_tokens(len(delta.token_ids) - 1, 0.0)
-                generated, last = generated + len(delta.token_ids), now
                 # Known before the last yield: a reader need not come back after it.
                 reason = delta.finish_reason or reason
                 yield delta
@@ -247,11 +251,27 @@ class Replica:
             self._engine.abort(request.request_id)
             self._metrics.finished(reason, self._clock() - arrived, generated)
 
+    async def _submit(self, request: GenerateRequest, predicted_tokens: int) -> None:
+        """Queue the request, with the constraint that its grammar makes, which is the engine's from then on."""
+        constraint: GrammarConstraint | None = None
+        if request.grammar is not None:
+            constraint = await self._grammars.open(request.grammar, self._engine.wake)
+        try:
+            self._engine.submit(request, predicted_tokens, constraint)
+        except BaseException:
+            if constraint is not None:
+                constraint.close()
+            raise
+
     @staticmethod
     def _raise_failure(outputs: list[StepOutput]) -> None:
+        """A new error of the same kind: each request raises its own."""
         for output in outputs:
-            if output.failure is not None:
-                raise ReplicaFailed(str(output.failure))
+            failure = output.failure
+            if isinstance(failure, RequestRefused):
+                raise RequestRefused(failure.message, failure.param, failure.code)
+            if failure is not None:
+                raise ReplicaFailed(str(failure))
 
     async def _integrity(self) -> str:
         """The pool's invariants: checked now while nothing runs, else as of the last check if that is recent.

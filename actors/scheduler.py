@@ -1,10 +1,13 @@
 """Which sequences compute which tokens in the next step, and on which blocks.
 
 Continuous batching. Each step has a budget of tokens: first one token for every decoding sequence, then prompt chunks
-of running sequences, then admissions, oldest first throughout. Admission is match (hold what is cached) then allocate
+of running sequences, then admissions, the oldest first throughout. Admission is match (hold what is cached) then allocate
 the rest, all or nothing, so nobody holds blocks while waiting for more. A decoding sequence that needs one more block
 when there is none preempts the youngest running sequence: its blocks go back (what it sealed stays cached) and it waits
 at its old place in the line.
+
+Who is older goes by priority first (the lower), then by arrival. Nobody who runs makes room for one of a lower priority that
+waits. Nothing ages: as long as enough requests of lower priorities come, one of a higher priority waits for ever.
 
 Other processes may use the same pool. `Pool.demand` says what those that wait there need of us: the youngest running
 sequences are preempted for it, and nobody is admitted in that step. A sequence that there is no room for waits in the
@@ -17,7 +20,10 @@ Nobody gets in line for room that only our own running sequences could give.
 Single flight: a waiting sequence whose next block is being computed by a running one is passed over until that block is
 sealed, then it is a hit. A full-prompt hit computes only the last token again, into a copy of the tail block.
 
-No torch here: block bytes are copied by a function passed in. Only the step thread calls this.
+A sequence that has its logits and waits for its constraint has nothing to compute: it keeps its blocks and its place among the
+running, and no step contains it.
+
+Block bytes are copied by a function passed in. Only the step thread calls this.
 """
 
 from __future__ import annotations
@@ -48,8 +54,8 @@ class Work:
         return self.start + self.count == len(self.sequence.tokens)
 
 
-def _age(sequence: Sequence) -> int:
-    return sequence.arrival
+def _age(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order
 
 
 class Scheduler:
@@ -88,6 +94,8 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Put a new sequence at its place in the waiting line."""
+        if self._blocked is not None and _age(sequence) < _age(self._blocked):
+            self._released = True  # there may be room for this one
         insort(self.waiting, sequence, key=_age)
 
     def plan(self) -> tuple[list[Work], list[Sequence]]:
@@ -330,3 +338,4 @@ class Scheduler:
         (give_back or self._pool.release)(sequence.table)
         sequence.table = None
         sequence.computed = 0
+        sequence.logits = None

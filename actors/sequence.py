@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
+from actors.contained import Contained
 from actors.request import FinishReason, GenerateRequest
+from actors.sampler import Draw
+from actors.shaping import Shaper
 from kvpool import BlockTable, KeySpace
 
 
@@ -16,6 +21,9 @@ class Sequence:
     by `key_at`. `computed` counts the leading tokens whose K and V are in `table`'s blocks. `cached_tokens` is set at
     the first admission and never again: a request that is preempted and comes back is still one look-up.
     `predicted_tokens` of the prompt are expected to be found cached, by whoever sent it here.
+
+    `logits` [vocab] are those of its next token while its `constraint` is not ready to choose one. All its tokens are computed
+    then, so the model can do nothing for it.
     """
 
     request: GenerateRequest
@@ -30,6 +38,9 @@ class Sequence:
     computed: int = 0
     cached_tokens: int | None = None
     predicted_tokens: int = 0
+    shaper: Shaper | None = None
+    constraint: Contained | None = None
+    logits: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -47,7 +58,8 @@ class Sequence:
         ends = frozenset(request.sampling.stop_token_ids)
         if not request.sampling.ignore_eos:
             ends |= eos
-        return cls(request, root, keyspace, block_tokens, arrival, tokens, keys, ends)
+        shaper = Shaper.of(request.sampling, request.prompt_token_ids)
+        return cls(request, root, keyspace, block_tokens, arrival, tokens, keys, ends, shaper=shaper)
 
     @property
     def request_id(self) -> str:
@@ -59,8 +71,13 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt_token_ids)
 
     @property
+    def order(self) -> tuple[int, int]:
+        """Who comes first, of those that wait and of those that run: the lower priority, then the earlier arrival."""
+        return self.request.priority, self.arrival
+
+    @property
     def pending(self) -> int:
-        """Tokens known but not computed: 1 while decoding, more while prefilling."""
+        """Tokens known but not computed: 1 while decoding, more while prefilling, 0 while it waits for its constraint."""
         return len(self.tokens) - self.computed
 
     @property
@@ -82,13 +99,24 @@ class Sequence:
         return self.keys
 
     @property
-    def forbidden(self) -> tuple[int, ...]:
-        """Ids the next token may not be: those that would end the sequence before its `min_tokens`."""
-        return tuple(self.ends) if self.generated < self.request.sampling.min_tokens else ()
+    def ready(self) -> bool:
+        """Whether its next token can be chosen as soon as there are logits."""
+        return self.constraint is None or self.constraint.ready
+
+    def draw(self) -> Draw:
+        """What its next token depends on besides logits. Those that would end it before its `min_tokens` are forbidden."""
+        if self.shaper is not None and self.shaper.seen is not None:
+            self.shaper.seen.catch_up(self.tokens)
+        sampling = self.request.sampling
+        forbidden = tuple(self.ends) if self.generated < sampling.min_tokens else ()
+        mask = self.constraint.apply if self.constraint is not None else None
+        return Draw(sampling, self.request.choice, len(self.tokens), forbidden, self.shaper, mask)
 
     def finish_reason(self, token: int, context_tokens: int) -> FinishReason | None:
         """Why the sequence ends with `token`, its newest, or None."""
         sampling = self.request.sampling
+        if self.constraint is not None and self.constraint.done:
+            return "stop"
         if token in self.ends and self.generated > sampling.min_tokens:
             return "stop"
         if self.generated >= sampling.max_tokens or len(self.tokens) >= context_tokens:

@@ -36,6 +36,9 @@ INGRESS_CPUS = 0.1
 # The replica keeps its own waiting line and refuses what exceeds it with a reason; Serve must not queue in front of it.
 MAX_ONGOING = 4096
 
+# More than the proxy lets in, so that it is our own limits that refuse a request, in our own words.
+MAX_CONNECTIONS = 16_384
+
 NOT_OURS = ("http.host", "http.port")
 
 
@@ -63,19 +66,14 @@ def build(config: Config, files: ModelFiles) -> Application:
     ingress = serve.deployment(
         name=INGRESS_NAME,
         num_replicas=1,
-        max_ongoing_requests=MAX_ONGOING,
+        max_ongoing_requests=MAX_CONNECTIONS,
         ray_actor_options={"num_cpus": INGRESS_CPUS},
         graceful_shutdown_timeout_s=120,
         graceful_shutdown_wait_loop_s=0.5,
         max_constructor_retry_count=3,
     )(Ingress)
-    settings = IngressSettings(
-        model_name=name,
-        model_dir=str(files.path),
-        max_body_bytes=config.http.max_body_bytes,
-        admin_key=config.http.admin_key,
-        routing=RoutingSettings(member, config.directory, config.router),
-    )
+    routing = RoutingSettings(member, config.directory, config.router)
+    settings = IngressSettings.of(config.http, name, str(files.path), routing)
     return ingress.bind(settings, engine.bind(config.replica(name, member), str(files.path)))
 
 

@@ -30,13 +30,36 @@ class HttpConfig:
     """Where and how clients reach the server."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. `0.0.0.0` opens the server to the network: there is no authentication of clients yet."""
+    """Address to listen on. `0.0.0.0` opens the server to the network: give `api_keys` first, and read SECURITY.md."""
     port: int = 8000
     """TCP port of the API."""
     admin_key: str = field(default="", repr=False, metadata={"secret": True})
     """Key for the admin endpoints, sent as `Authorization: Bearer KEY`. Empty: the admin endpoints are off."""
     admin_key_file: str = ""
     """File that holds the admin key, so that it appears in no process list. Give this or `admin_key`, not both."""
+    api_keys: str = field(default="", repr=False, metadata={"secret": True})
+    """Who may use the API: NAME:KEY or NAME:sha256:HEX for each client, separated by blanks or newlines. Clients send
+    `Authorization: Bearer KEY`. Empty, and no `api_keys_file`: everybody may."""
+    api_keys_file: str = ""
+    """File with such a list, which the ingress reads again when it changes. Give this or `api_keys`, not both."""
+    salt_per_key: bool = False
+    """Nothing that one NAME computes is found cached by another, and replies tell nothing of caches. Needs API keys."""
+    queue_tokens: int = 16_777_216
+    """Tokens (prompts and the longest answers) of all requests that no replica has admitted yet; what exceeds it is answered
+    503. 0: no limit."""
+    key_queue_tokens: int = 4_194_304
+    """The share of that which one NAME of `api_keys` may have; what exceeds it is answered 429. 0: no limit."""
+    inflight_tokens: int = 1_048_576
+    """So many of those tokens are passed to the replicas' own waiting lines; the rest waits in front, where NAMES take turns.
+    0: no limit, and whoever comes first is served first."""
+    request_timeout_s: float = 0.0
+    """A request that is not finished after so many seconds is ended. 0: it may take as long as it takes."""
+    keep_alive_s: float = 15.0
+    """A stream that has nothing to send for so many seconds sends a comment, for proxies that close silent ones. 0: never."""
+    allow_priority: bool = False
+    """Requests may set `priority`. Only where all clients are trusted not to put themselves first."""
+    cors_origins: str = ""
+    """Origins of web pages that may use the API, such as https://chat.example.com, separated by blanks."""
     max_body_bytes: int = 8_388_608
     """Larger request bodies are answered 413."""
 

@@ -71,6 +71,11 @@ RANGES: dict[str, Range] = {
     "router.displaced_weight": Range(0, 100),
     "router.tie_s": Range(0, 60),
     "http.port": Range(1, 65_535),
+    "http.queue_tokens": Range(0, 1 << 40),
+    "http.key_queue_tokens": Range(0, 1 << 40),
+    "http.inflight_tokens": Range(0, 1 << 40),
+    "http.request_timeout_s": Range(0, 86_400),
+    "http.keep_alive_s": Range(0, 3600),
     "http.max_body_bytes": Range(1024, 1 << 30),
     "ray.object_store_bytes": Range(80_000_000, _ANY),
     "ray.metrics_port": Range(0, 65_535),
@@ -81,6 +86,10 @@ RANGES: dict[str, Range] = {
 PATTERNS: dict[str, tuple[str, str]] = {
     "cluster.id": (r"[A-Za-z0-9._-]{0,64}", "up to 64 letters, digits, dots, dashes and underscores"),
     "cluster.secret": (r"|.{16,}", "at least 16 characters"),
+    "http.cors_origins": (
+        r"|https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[1-9]\d{0,4})?(\s+https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[1-9]\d{0,4})?)*",
+        "exact origins as browsers send them (https://HOST or https://HOST:PORT, lower case), separated by blanks",
+    ),
     "directory.redis_url": (
         r"|rediss?://([^@/\s]*@)?(\[[0-9a-fA-F:.]+\]|[^:/@\s?\[\]]+)(:[1-9]\d{0,4})?(/\d*)?(\?\S*)?|unix://\S+",
         "redis://[:PASSWORD@]HOST[:PORT][/DATABASE], the same with rediss://, or unix://PATH",

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from cluster.api.key_list import KeyListError, parse_keys, read_keys
 from cluster.config import Config
 from cluster.config_options import PATTERNS, RANGES, Option, options, sections
 from cluster.errors import UsageError
@@ -50,6 +51,7 @@ def load(file: Path | None, env: Mapping[str, str], flags: Mapping[str, tuple[st
         values[path] = _convert(known[path], raw, origin)
         origins[path] = origin
     _read_admin_key(values, origins)
+    _check_api_keys(values, origins)
     return Loaded(_build(values), origins)
 
 
@@ -178,6 +180,30 @@ def _read_admin_key(values: dict[str, Any], origins: dict[str, str]) -> None:
         )
     values["http.admin_key"] = key
     origins["http.admin_key"] = f"file {file}"
+
+
+def _check_api_keys(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """Raise `UsageError` for a list of API keys that the ingress could not use, and for salts per key without keys."""
+    given, file = values["http.api_keys"], values["http.api_keys_file"]
+    if given and file:
+        raise UsageError(
+            f"http.api_keys ({origins['http.api_keys']}) and http.api_keys_file ({origins['http.api_keys_file']}) "
+            f"are both given: keep one."
+        )
+    if values["http.salt_per_key"] and not (given or file):
+        raise UsageError(
+            f"http.salt_per_key ({origins['http.salt_per_key']}) needs keys to make salts for: set http.api_keys or "
+            f"http.api_keys_file."
+        )
+    path = "http.api_keys" if given else "http.api_keys_file"
+    where = f"{file} ({origins[path]})" if file else origins[path]
+    try:
+        if given:
+            parse_keys(given)
+        elif file:
+            read_keys(Path(file).expanduser())
+    except KeyListError as error:
+        raise UsageError(f"{path} cannot be used as given, {where}: {error}.") from error
 
 
 def _build(values: Mapping[str, Any]) -> Config:

@@ -3,7 +3,8 @@
 policy, outcome, reason         as in the `x-kvatlas-route` header
 replica_id, predicted_tokens    the choice, and what it is expected to have cached of the prompt
 prompt_tokens, output_tokens    of the request; the latter at most
-candidates                      best first, each with
+candidates                      best first. Of one that no live pool speaks for, and in a fallback of all of them, only
+                                queued_tokens and running_requests are known (what is booked there), the rest is null. Each has
     replica_id, pool            null for a replica that no live pool speaks for
     pool_seq                    number of the last change of the pool that the mirror has
     matched_tokens              of the prompt, listed by the directory
@@ -22,6 +23,7 @@ from typing import Any
 
 from router.decision import RouteDecision
 
+_FROM_HEARTBEATS = ("cached_tokens", "free_tokens", "prefill_tokens_per_s", "waiting_requests", "held_tokens")
 _OF_THE_PICTURE = ("state", "lag_s", "lag_entries", "resyncs", "gaps", "problem")
 
 
@@ -30,8 +32,12 @@ def explanation(
 ) -> dict[str, Any]:
     """Returns the object. `decision` is one of `RouteService.explain`, `directory` that part of `RouteService.report`."""
     told = decision.explain()
+    is_blind = told["outcome"] == "fallback"
     homes = {name: pool for pool in directory["pools"] for name in pool["replica_ids"]}
-    candidates = [_placed(candidate, homes.get(candidate["replica_id"])) for candidate in told.pop("candidates")]
+    candidates = [
+        _placed(candidate, homes.get(candidate["replica_id"]), is_known=not is_blind and candidate["score"] is not None)
+        for candidate in told.pop("candidates")
+    ]
     return {
         **told,
         "prompt_tokens": prompt_tokens,
@@ -42,9 +48,14 @@ def explanation(
     }
 
 
-def _placed(candidate: dict[str, Any], pool: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The candidate with its pool, and what is known of the prompt before everything else."""
+def _placed(candidate: dict[str, Any], pool: Mapping[str, Any] | None, *, is_known: bool) -> dict[str, Any]:
+    """The candidate with its pool, and what is known of the prompt before everything else.
+
+    `is_known`: whether a heartbeat told of it. Its columns have zeros otherwise, which would say that it is empty and idle.
+    """
     rest = dict(candidate)
+    if not is_known:
+        rest |= {name: None for name in _FROM_HEARTBEATS if name in rest}
     first = {"replica_id": rest.pop("replica_id"), "pool": None, "pool_seq": None}
     if pool is not None:
         first |= {"pool": pool["pool"], "pool_seq": pool["seq"]}

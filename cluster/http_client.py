@@ -49,6 +49,11 @@ def post(url: str, body: dict[str, Any], timeout_s: float, admin_key: str = "") 
 def _ask(url: str, data: bytes | None, timeout_s: float, admin_key: str) -> Answer:
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{url} is no HTTP address: give one such as http://127.0.0.1:8000.")
+    if not all(" " <= character <= "~" for character in admin_key):
+        raise UsageError(
+            "The admin key has characters that no HTTP header takes (line ends, letters beyond ASCII): give the key that "
+            "the server was started with."
+        )
     headers = {"Authorization": f"Bearer {admin_key}"} if admin_key else {}
     if data is not None:
         headers["Content-Type"] = "application/json"
@@ -58,6 +63,12 @@ def _ask(url: str, data: bytes | None, timeout_s: float, admin_key: str) -> Answ
     except urllib.error.HTTPError as error:
         with error:
             return Answer(error.code, _object(error.read()))
+    except (
+        http.client.InvalidURL,
+        ValueError,
+        OverflowError,
+    ) as error:  # a part of it that is none, a port that is too high
+        raise UsageError(f"{url!a} is no HTTP address: give one such as http://127.0.0.1:8000.") from error
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         reason = getattr(error, "reason", None) or error
         raise ServeFailed(
@@ -68,6 +79,6 @@ def _ask(url: str, data: bytes | None, timeout_s: float, admin_key: str) -> Answ
 def _object(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

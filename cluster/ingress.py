@@ -10,28 +10,46 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from cluster.api.key_list import ApiKey, parse_keys
+from cluster.config import HttpConfig
 from cluster.mirror_picture import MirrorPicture
 from cluster.ray_client import replica_statuses
 from cluster.routing import Routing, RoutingSettings
 from cluster.text_codec import TextCodec
 
+if TYPE_CHECKING:
+    from cluster.api.keys import KeyRing
+    from cluster.api.settings import ApiSettings
+
 
 @dataclass(frozen=True, slots=True)
 class IngressSettings:
-    """What the ingress is told by the app builder. `model_dir` holds the tokenizer."""
+    """What the ingress is told by the app builder. `model_dir` holds the tokenizer.
+
+    API keys travel as digests only: `http` is without keys.
+    """
 
     model_name: str
     model_dir: str
     max_body_bytes: int
     admin_key: str = field(default="", repr=False)
     routing: RoutingSettings = field(default_factory=RoutingSettings)
+    http: HttpConfig = field(default_factory=HttpConfig)
+    api_keys: tuple[ApiKey, ...] = ()
+
+    @staticmethod
+    def of(http: HttpConfig, model_name: str, model_dir: str, routing: RoutingSettings) -> IngressSettings:
+        """The settings that `http` comes to. Raises `KeyListError`."""
+        keys = parse_keys(http.api_keys) if http.api_keys else ()
+        bare = replace(http, api_keys="", admin_key="")
+        return IngressSettings(model_name, model_dir, http.max_body_bytes, http.admin_key, routing, bare, keys)
 
 
 @serve.ingress()
@@ -50,25 +68,19 @@ class Ingress:
         Serve does not call this ingress ready, and no request is lost.
         """
         from cluster.api.app import build_app
-        from cluster.api.settings import ApiSettings
 
         settings = self._settings
+        keys = _keys(settings)  # before the long wait: a list that cannot be read ends the start
         codec = await asyncio.to_thread(_codec, Path(settings.model_dir))
         while not (statuses := await replica_statuses(self._engine)):  # noqa: ASYNC110 - another process, no event
             await asyncio.sleep(0.05)
         self._routing = Routing(self._engine, settings.model_name, settings.routing, statuses[0])
         await self._routing.until_whole([status.replica_id for status in statuses])
         return build_app(
-            ApiSettings(
-                model_name=settings.model_name,
-                max_model_len=min(status.max_model_len for status in statuses),
-                admin_key=settings.admin_key,
-                max_body_bytes=settings.max_body_bytes,
-                created=int(time.time()),
-                echo_request_id=False,
-            ),
+            _api_settings(settings, min(status.max_model_len for status in statuses)),
             self._routing.client,
             codec,
+            keys=keys,
         )
 
     async def mirror_picture(self) -> MirrorPicture:
@@ -80,6 +92,40 @@ class Ingress:
         routing = getattr(self, "_routing", None)  # the app may never have been built
         if routing is not None:
             routing.close()
+
+
+def _api_settings(settings: IngressSettings, max_model_len: int) -> ApiSettings:
+    """What the HTTP edge is told, of a server whose context is `max_model_len` tokens."""
+    from cluster.api.admission import AdmissionLimits
+    from cluster.api.settings import ApiSettings
+
+    http = settings.http
+    return ApiSettings(
+        model_name=settings.model_name,
+        max_model_len=max_model_len,
+        admin_key=settings.admin_key,
+        max_body_bytes=settings.max_body_bytes,
+        created=int(time.time()),
+        echo_request_id=False,
+        admission=AdmissionLimits(http.queue_tokens, http.key_queue_tokens, http.inflight_tokens),
+        request_timeout_s=http.request_timeout_s,
+        keep_alive_s=http.keep_alive_s,
+        allow_priority=http.allow_priority,
+        debug_headers=not http.salt_per_key,
+        cors_origins=tuple(http.cors_origins.split()),
+    )
+
+
+def _keys(settings: IngressSettings) -> KeyRing | None:
+    """The keys that open the API; None where it is open to everybody. Raises `KeyListError`."""
+    from cluster.api.keys import KeyRing
+
+    http = settings.http
+    if not settings.api_keys and not http.api_keys_file:
+        return None
+    file = Path(http.api_keys_file).expanduser() if http.api_keys_file else None
+    secret = settings.routing.membership.secret if http.salt_per_key else b""
+    return KeyRing(settings.api_keys, file, salt_secret=secret)
 
 
 def _codec(model_dir: Path) -> TextCodec:

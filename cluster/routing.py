@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from kvpool.directory.exchange import ClaimStore, Exchange
 from router import registry
 from router.claim_keeper import ClaimKeeper, KeeperThread
 from router.claims import Claims
-from router.decision_log import DecisionLog
+from router.decision_log import DecisionLog, place
 from router.follower import FollowerThread
 from router.logged_service import LoggedRouteService
 from router.metrics import RayRouterMetrics
@@ -108,7 +107,7 @@ class Routing:
         self._follower, self._lease_s = follower, lease_s
         build: Callable[..., RouteService] = RouteService
         if settings.policy.decision_log:
-            log = DecisionLog(Path(settings.policy.decision_log).expanduser())
+            log = DecisionLog(place(settings.policy.decision_log))
             parts.callback(log.close)
             build = partial(LoggedRouteService, log=log, unix_clock=time.time)
         routes = build(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import os
 import queue
 import threading
 from collections import Counter
@@ -20,8 +21,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from kvpool.errors import KvatlasError
 from router.decision_record import MalformedRecord, Record, from_line, to_line
-from router.rotating_file import RotatingFile, chains
+from router.rotating_file import RotatingFile, chains, refusal
 
 MAX_BYTES: Final = 64 << 20
 KEEP: Final = 4
@@ -33,6 +35,26 @@ _log = logging.getLogger(__name__)
 
 Entry = Record | Callable[[], Record]
 """A record, or what makes it, which is called in the log's thread."""
+
+
+class DecisionLogRefused(KvatlasError):
+    """`router.decision_log` names a place that no log can be written to."""
+
+
+def check(path: str) -> None:
+    """Raises `DecisionLogRefused` where it is plain that nothing can be written at `path`, the value of `router.decision_log`; an
+    empty one is none. Changes nothing.
+    """
+    problem = refusal(place(path)) if path else ""
+    if problem:
+        raise DecisionLogRefused(
+            f"decisions cannot be logged: {path} {problem}; set router.decision_log to the path of a file that can be written"
+        )
+
+
+def place(path: str) -> Path:
+    """Returns where the value of `router.decision_log` points to: ~ is a home directory, unless there is none."""
+    return Path(os.path.expanduser(path))
 
 
 class DecisionLog:
@@ -77,6 +99,7 @@ class DecisionLog:
     # The thread
 
     def _run(self) -> None:
+        self._begin()
         ended = False
         while not ended:
             entries, ended = self._next()
@@ -84,6 +107,18 @@ class DecisionLog:
                 self._write(entries)
         if self._file is not None:
             self._file.close()
+
+    def _begin(self) -> None:
+        """Opens the file before there is anything to write, so that a place that is none is known at once."""
+        try:
+            self._opened()
+        except Exception as error:
+            self._fail(error, 0)
+
+    def _opened(self) -> RotatingFile:
+        if self._file is None:
+            self._file = RotatingFile(self._path, self._max_bytes, self._keep)
+        return self._file
 
     def _next(self) -> tuple[list[Entry], bool]:
         """Waits for an entry; returns it with those behind it, and whether the end is among them."""
@@ -102,9 +137,7 @@ class DecisionLog:
     def _write(self, entries: list[Entry]) -> None:
         try:
             lines = b"".join(to_line(entry() if callable(entry) else entry) for entry in entries)
-            if self._file is None:
-                self._file = RotatingFile(self._path, self._max_bytes, self._keep)
-            self._file.write(lines)
+            self._opened().write(lines)
         except Exception as error:
             self._fail(error, len(entries))
             return

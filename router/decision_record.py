@@ -14,7 +14,8 @@ No prompt, no text. A key is a keyed hash and a session is hashed, so a reader s
 six digits. Columns that hold nothing but the view's default are left out.
 
 A request that is decided again, because its replica died, has two lines of `decided`. A column that this version does not know is
-passed over, so that logs of a later one can be read.
+passed over, so that logs of a later one can be read. A line with a value that no decision has (not finite, below 0, beyond a
+trillion tokens, null where something is always known) is no record.
 """
 
 from __future__ import annotations
@@ -36,6 +37,12 @@ from router.view import COLUMNS, View
 DIGITS: Final = 6
 OPTIONAL: Final = frozenset(one.name for one in fields(View) if one.default_factory is not MISSING)
 """Columns that a caller may leave out."""
+
+# What a line may say: wide of anything that happens, and narrow enough for the arithmetic of every policy.
+_MOST: Final = 1 << 40
+_RATES: Final = (1e-6, 1e12)
+_TIMES_S: Final = (0.0, 1e12)
+_WAITS_S: Final = (0.0, 1e9)
 
 
 class MalformedRecord(KvatlasError):
@@ -121,33 +128,33 @@ def to_line(record: Record) -> bytes:
 
 
 def from_line(line: bytes) -> Record:
-    """Returns the record of a line. Raises `MalformedRecord`."""
+    """Returns the record of a line. Raises `MalformedRecord`, also for values that no decision has."""
     try:
         told = json.loads(line)
         if told["kind"] == "measured":
             ttft_s = told["ttft_s"]
             return Measured(
-                float(told["time_s"]),
-                str(told["request_id"]),
-                str(told["replica_id"]),
-                int(told["cached_tokens"]),
-                None if ttft_s is None else float(ttft_s),
+                _number(told["time_s"], _TIMES_S),
+                _text(told["request_id"]),
+                _text(told["replica_id"]),
+                _count(told["cached_tokens"]),
+                None if ttft_s is None else _number(ttft_s, _WAITS_S),
             )
         if told["kind"] != "decided":
             raise ValueError(f"unknown kind {told['kind']!r:.40}")
         return Decided(
-            float(told["time_s"]),
-            str(told["request_id"]),
-            int(told["prompt_tokens"]),
-            int(told["output_tokens"]),
-            str(told["policy"]),
-            str(told["outcome"]),
-            str(told["reason"]),
-            str(told["replica_id"]),
-            int(told["predicted_tokens"]),
+            _number(told["time_s"], _TIMES_S),
+            _text(told["request_id"]),
+            _count(told["prompt_tokens"]),
+            _count(told["output_tokens"]),
+            _text(told["policy"]),
+            _text(told["outcome"]),
+            _text(told["reason"]),
+            _text(told["replica_id"]),
+            _count(told["predicted_tokens"]),
             _view(told),
-            tuple(str(name) for name in told["unheard"]),
-            str(told["session"]),
+            tuple(_text(name) for name in told["unheard"]),
+            _text(told["session"]),
             bytes.fromhex(told["prefix"]).hex(),
         )
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
@@ -156,9 +163,9 @@ def from_line(line: bytes) -> Record:
 
 def _view(told: dict[str, Any]) -> View:
     columns, share = told["columns"], told["reuse_share"]
-    names = [str(name) for name in columns["replica_ids"]]
-    known: dict[str, Any] = {name: _column(columns[name]) for name in COLUMNS if name in columns}
-    return View(names, **known, reuse_share=math.nan if share is None else float(share))
+    names = [_text(name) for name in columns["replica_ids"]]
+    known: dict[str, Any] = {name: _column(name, columns[name]) for name in COLUMNS if name in columns}
+    return View(names, **known, reuse_share=math.nan if share is None else _number(share, (0.0, 1.0)))
 
 
 def _told(view: View) -> dict[str, Any]:
@@ -182,8 +189,32 @@ def _values(column: np.ndarray[Any, Any]) -> list[int | float | None]:
     return rounded.tolist() if known.all() else [value if value == value else None for value in rounded.tolist()]
 
 
-def _column(values: list[int | float | None]) -> np.ndarray[Any, Any]:
-    """Whole numbers stay such; with a float or a null among them, all are floats."""
-    if all(type(value) is int for value in values):
-        return np.array(values, np.int64)
-    return np.array([math.nan if value is None else float(value) for value in values], np.float64)
+def _column(name: str, values: list[int | float | None]) -> np.ndarray[Any, Any]:
+    """The values of a column. Raises ValueError for one that the column cannot have."""
+    if name == "decode_interference_s":  # null stands for the configured value
+        known = [math.nan if value is None else _number(value, _WAITS_S) for value in values]
+        return np.array(known, np.float64)
+    if name == "prefill_tokens_per_s":  # 0 stands for one that is not known
+        return np.array([_number(value, _RATES) if value != 0 else 0.0 for value in values], np.float64)
+    return np.array([_count(value) for value in values], np.int64)
+
+
+def _count(value: object) -> int:
+    """A number of tokens or requests. Above the bound nothing counts any more, and sums of columns would overflow."""
+    if type(value) is not int or not 0 <= value <= _MOST:
+        raise ValueError(f"{value!r:.40} is no number of tokens or requests")
+    return value
+
+
+def _number(value: object, between: tuple[float, float]) -> float:
+    low, high = between
+    if type(value) not in (int, float) or not low <= value <= high:  # type: ignore[operator]  # a number by then
+        raise ValueError(f"{value!r:.40} is no number from {low:g} to {high:g}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.40} is no text")
+    value.encode()  # raises for halves of characters
+    return value

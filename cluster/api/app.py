@@ -1,9 +1,12 @@
 """The HTTP application: routes, middleware, and the one place where they meet.
 
-    RequestId -> Head -> FailSafe -> routes
+    RequestId -> Head -> Cors -> FailSafe -> Limits -> ApiKeys -> routes
 
-It talks to replicas through an `EngineClient` and to text through a `TextCodec`, so it runs the same over Ray Serve and
-over a scripted fake. All middleware is pure ASGI: wrappers that run the application in a task of their own hide
+Cors is there where origins are allowed, ApiKeys where there are keys. Whatever raises is inside FailSafe, and the pages that
+Cors allows can read what FailSafe answers.
+
+The application talks to replicas through an `EngineClient` and to text through a `TextCodec`, so it runs the same over Ray
+Serve and over a scripted fake. All middleware is pure ASGI: wrappers that run the application in a task of their own hide
 disconnects from it.
 """
 
@@ -19,18 +22,23 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from cluster.api.admission import Admission
 from cluster.api.chat import chat_router
 from cluster.api.completions import completions_router
+from cluster.api.cors import CorsMiddleware
 from cluster.api.debug import debug_router
 from cluster.api.edge import Edge
 from cluster.api.errors import ApiError, shorten
 from cluster.api.failsafe import FailSafeMiddleware
 from cluster.api.head import HeadMiddleware
 from cluster.api.health import health_router, installed_version
+from cluster.api.keys import ApiKeysMiddleware, KeyRing
+from cluster.api.limits import LimitsMiddleware
 from cluster.api.models import models_router
 from cluster.api.openapi import install_openapi
 from cluster.api.request_id import RequestIdMiddleware
 from cluster.api.settings import ApiSettings
+from cluster.api.tokenizing import tokenizing_router
 from cluster.engine_client import EngineClient
 from cluster.text_codec import TextCodec
 
@@ -50,12 +58,16 @@ def build_app(
     client: EngineClient,
     codec: TextCodec,
     *,
+    keys: KeyRing | None = None,
     new_id: Callable[[], str] = _random_id,
     clock: Callable[[], float] = time.time,
     draw_seed: Callable[[], int] = _random_seed,
 ) -> FastAPI:
-    """The application that serves `settings.model_name` through `client`. See `Edge` for the injected sources."""
-    edge = Edge(settings, client, codec, new_id, clock, draw_seed)
+    """The application that serves `settings.model_name` through `client`, to holders of `keys` only where there are any.
+
+    See `Edge` for the injected sources.
+    """
+    edge = Edge(settings, client, codec, new_id, clock, draw_seed, admission=Admission(settings.admission))
     app = FastAPI(
         title="kvatlas",
         version=installed_version(),
@@ -66,11 +78,17 @@ def build_app(
     )
     app.include_router(chat_router(edge))
     app.include_router(completions_router(edge))
+    app.include_router(tokenizing_router(edge))
     app.include_router(models_router(settings))
     app.include_router(health_router(edge))
     app.include_router(debug_router(edge))
     install_openapi(app)
+    if keys is not None:
+        app.add_middleware(ApiKeysMiddleware, ring=keys)
+    app.add_middleware(LimitsMiddleware)
     app.add_middleware(FailSafeMiddleware)
+    if settings.cors_origins:
+        app.add_middleware(CorsMiddleware, origins=settings.cors_origins)
     app.add_middleware(HeadMiddleware)
     app.add_middleware(RequestIdMiddleware, new_id=new_id, echo=settings.echo_request_id)
     return app

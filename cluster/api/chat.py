@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,46 +10,31 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cluster.api.body import read_object
+from cluster.api.chat_choice import ChatChoice
+from cluster.api.conversation import render
 from cluster.api.edge import Edge
-from cluster.api.errors import invalid
+from cluster.api.errors import ApiError
 from cluster.api.generation import GenerationResponse
+from cluster.api.identity import identity_of
+from cluster.api.logprobs import TokenNames
 from cluster.api.openapi import json_body
-from cluster.api.plan import Plan, check_messages, plan, tokenize
-from cluster.api.reply import Outcome
-from cluster.api.schemas import ChatRequest, Message, ToolCall
+from cluster.api.plan import Caller, Plan, plan
+from cluster.api.reply import Reply
+from cluster.api.schemas import ChatRequest
 from cluster.api.session import session_of
+from cluster.api.structured import check, grammar_of, param_of
+from cluster.api.tool_format import detect
+from cluster.api.tools import Tooling, tooling
 from cluster.api.validation import validate
 
 
-class ChatShape:
-    """Choices of a chat reply."""
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """A checked chat request, and what the replicas are asked for."""
 
-    id_prefix = "chatcmpl"
-    whole_object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-
-    def opening(self, choice: int) -> dict[str, Any] | None:
-        """The role, once, with empty content."""
-        return _chunk_choice(choice, {"role": "assistant", "content": ""})
-
-    def text(self, choice: int, text: str) -> dict[str, Any]:
-        """New content."""
-        return _chunk_choice(choice, {"content": text})
-
-    def finish(self, choice: int, outcome: Outcome) -> dict[str, Any]:
-        """An empty delta with the reason."""
-        ending = {"finish_reason": outcome.finish_reason, "stop_reason": outcome.stop_reason}
-        return _chunk_choice(choice, {}) | ending
-
-    def whole(self, choice: int, outcome: Outcome) -> dict[str, Any]:
-        """The assistant's message."""
-        return {
-            "index": choice,
-            "message": {"role": "assistant", "content": outcome.content, "refusal": None},
-            "logprobs": None,
-            "finish_reason": outcome.finish_reason,
-            "stop_reason": outcome.stop_reason,
-        }
+    fields: ChatRequest
+    tooling: Tooling
+    plan: Plan
 
 
 def chat_router(edge: Edge) -> APIRouter:
@@ -60,47 +45,57 @@ def chat_router(edge: Edge) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         """Continue a conversation."""
         body = await read_object(request, edge.settings.max_body_bytes)
-        fields, planned = await plan_chat(edge, body, session_of(request))
-        return GenerationResponse(edge, fields, ChatShape(), planned)
+        planned = await plan_chat(edge, body, Caller(identity_of(request.scope), session_of(request)))
+        return GenerationResponse(edge, planned.fields, _reply(edge, planned), planned.plan)
 
     return router
 
 
-async def plan_chat(edge: Edge, body: dict[str, Any], session: str = "") -> tuple[ChatRequest, Plan]:
-    """`body`, checked, rendered and tokenized, of the client's `session`. Raises `ApiError`."""
-    fields = validate(ChatRequest, body, edge.settings.model_name)
-    check_messages(edge, len(fields.messages))
-    messages = [template_message(index, message) for index, message in enumerate(fields.messages)]
-    texts = [message.content or "" for message in fields.messages]
-    prompt = await tokenize(edge, [texts], lambda: edge.codec.render_chat(messages), param="messages")
-    return fields, plan(edge, fields, [prompt], param="messages", default_max_tokens=None, session=session)
+async def plan_chat(edge: Edge, body: dict[str, Any], caller: Caller) -> ChatPlan:
+    """`body`, checked, rendered and tokenized. Raises `ApiError` and `RequestRefused`."""
+    fields = validate(ChatRequest, body, edge.settings)
+    content = grammar_of(body)
+    tools = tooling(
+        fields, detect(edge.codec.chat_template), edge.new_id, content=content, token_ids=edge.codec.special_tokens
+    )
+    prompt = await render(edge, fields.messages, fields, tools)
+    planned = plan(
+        edge,
+        fields,
+        [prompt],
+        param="messages",
+        default_max_tokens=None,
+        caller=caller,
+        grammar=tools.grammar,
+        keep_special_tokens=tools.keep_special_tokens,
+    )
+    if content is not None:
+        await check(content, edge.codec, param_of(body))
+    await _check_tools(edge, tools)
+    return ChatPlan(fields, tools, planned)
 
 
-def template_message(index: int, message: Message) -> dict[str, Any]:
-    """`message` as chat templates expect it: no nulls, and the call arguments as objects.
-
-    "developer" is OpenAI's newer name of "system"; templates know the old one.
-    """
-    role = "system" if message.role == "developer" else message.role
-    rendered: dict[str, Any] = {"role": role, "content": message.content or ""}
-    if message.name is not None:
-        rendered["name"] = message.name
-    if message.tool_call_id is not None:
-        rendered["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        path = f"messages.{index}.tool_calls"
-        rendered["tool_calls"] = [_template_call(f"{path}.{at}", call) for at, call in enumerate(message.tool_calls)]
-    return rendered
-
-
-def _template_call(path: str, call: ToolCall) -> dict[str, Any]:
-    param = f"{path}.function.arguments"
+async def _check_tools(edge: Edge, tools: Tooling) -> None:
+    """Raises `ApiError` 400 where what tools ask for cannot be enforced; names the tool at fault if it is a single one's."""
+    if tools.grammar is None:
+        return
     try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError):
-        raise invalid(f"'{param}' must be JSON in a string.", param) from None
-    return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
+        await check(tools.grammar, edge.codec, "tools")
+    except ApiError:
+        for param, schema in tools.schemas:
+            await check(schema, edge.codec, param)
+        raise
 
 
-def _chunk_choice(choice: int, delta: dict[str, Any]) -> dict[str, Any]:
-    return {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}
+def _reply(edge: Edge, planned: ChatPlan) -> Reply:
+    fields = planned.fields
+    names = None
+    if fields.logprobs:
+        names = TokenNames(edge.codec, as_ids=bool(fields.return_tokens_as_token_ids))
+    tell_ids = bool(fields.return_token_ids)
+    choices = [
+        ChatChoice(index, names=names, reader=planned.tooling.reader(), tell_ids=tell_ids)
+        for index in range(len(planned.plan.requests))
+    ]
+    extra = {"prompt_token_ids": list(planned.plan.requests[0].prompt_token_ids)} if tell_ids else {}
+    return Reply("chatcmpl", "chat.completion", "chat.completion.chunk", choices, extra)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter
@@ -9,41 +10,30 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cluster.api.body import read_object
+from cluster.api.completion_choice import CompletionChoice
 from cluster.api.edge import Edge
 from cluster.api.generation import GenerationResponse
+from cluster.api.identity import identity_of
+from cluster.api.logprobs import CompletionLogprobs, TokenNames
 from cluster.api.openapi import json_body
-from cluster.api.plan import Plan, plan, tokenize
+from cluster.api.plan import Caller, Plan, plan, tokenize
 from cluster.api.prompts import Prompt, split_prompts
-from cluster.api.reply import Outcome
+from cluster.api.reply import Reply
 from cluster.api.schemas import CompletionRequest
 from cluster.api.session import session_of
+from cluster.api.structured import check, grammar_of, param_of
 from cluster.api.validation import validate
 
 DEFAULT_MAX_TOKENS = 16
 
 
-class CompletionShape:
-    """Choices of a completion reply; chunks and whole replies share one object name."""
+@dataclass(frozen=True, slots=True)
+class CompletionPlan:
+    """A checked completion request, and what the replicas are asked for. `echoes`: what each prompt says, if that is wanted."""
 
-    id_prefix = "cmpl"
-    whole_object = "text_completion"
-    chunk_object = "text_completion"
-
-    def opening(self, choice: int) -> dict[str, Any] | None:
-        """Completions have no role to announce."""
-        return None
-
-    def text(self, choice: int, text: str) -> dict[str, Any]:
-        """New text."""
-        return {"index": choice, "text": text, "logprobs": None, "finish_reason": None}
-
-    def finish(self, choice: int, outcome: Outcome) -> dict[str, Any]:
-        """No text, and the reason."""
-        return self.text(choice, "") | {"finish_reason": outcome.finish_reason, "stop_reason": outcome.stop_reason}
-
-    def whole(self, choice: int, outcome: Outcome) -> dict[str, Any]:
-        """All text, and the reason."""
-        return self.finish(choice, outcome) | {"text": outcome.content}
+    fields: CompletionRequest
+    echoes: tuple[str, ...]
+    plan: Plan
 
 
 def completions_router(edge: Edge) -> APIRouter:
@@ -54,21 +44,53 @@ def completions_router(edge: Edge) -> APIRouter:
     async def completions(request: Request) -> Response:
         """Continue one or more texts."""
         body = await read_object(request, edge.settings.max_body_bytes)
-        fields, planned = await plan_completions(edge, body, session_of(request))
-        return GenerationResponse(edge, fields, CompletionShape(), planned)
+        planned = await plan_completions(edge, body, Caller(identity_of(request.scope), session_of(request)))
+        return GenerationResponse(edge, planned.fields, _reply(edge, planned), planned.plan)
 
     return router
 
 
-async def plan_completions(edge: Edge, body: dict[str, Any], session: str = "") -> tuple[CompletionRequest, Plan]:
-    """`body`, checked and tokenized, of the client's `session`, with one request for each of its prompts. Raises `ApiError`."""
-    fields = validate(CompletionRequest, body, edge.settings.model_name)
+async def plan_completions(edge: Edge, body: dict[str, Any], caller: Caller) -> CompletionPlan:
+    """`body`, checked and tokenized. Raises `ApiError` and `RequestRefused`."""
+    fields = validate(CompletionRequest, body, edge.settings)
+    grammar = grammar_of(body)
     prompts = split_prompts(fields.prompt)
     texts = [[prompt] for prompt in prompts if isinstance(prompt, str)]
+    special = fields.add_special_tokens is not False
 
     def token_ids(prompt: Prompt) -> list[int]:
-        return edge.codec.encode(prompt) if isinstance(prompt, str) else prompt
+        return edge.codec.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
 
     token_lists = await tokenize(edge, texts, lambda: [token_ids(prompt) for prompt in prompts], param="prompt")
-    most = DEFAULT_MAX_TOKENS
-    return fields, plan(edge, fields, token_lists, param="prompt", default_max_tokens=most, session=session)
+    planned = plan(
+        edge,
+        fields,
+        token_lists,
+        param="prompt",
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        caller=caller,
+        grammar=grammar,
+    )
+    if grammar is not None:
+        await check(grammar, edge.codec, param_of(body))
+    echoes = [prompt if isinstance(prompt, str) else edge.codec.decode(prompt) for prompt in prompts if fields.echo]
+    return CompletionPlan(fields, tuple(echoes), planned)
+
+
+def _reply(edge: Edge, planned: CompletionPlan) -> Reply:
+    choices = [_choice(edge, planned, index) for index in range(len(planned.plan.requests))]
+    return Reply("cmpl", "text_completion", "text_completion", choices)
+
+
+def _choice(edge: Edge, planned: CompletionPlan, index: int) -> CompletionChoice:
+    fields, request = planned.fields, planned.plan.requests[index]
+    logprobs = None
+    if fields.logprobs is not None:
+        names = TokenNames(edge.codec, as_ids=bool(fields.return_tokens_as_token_ids), prefix="bytes:")
+        logprobs = CompletionLogprobs(names, skip_special_tokens=request.skip_special_tokens)
+    return CompletionChoice(
+        index,
+        echo=planned.echoes[index // planned.plan.copies] if planned.echoes else "",
+        logprobs=logprobs,
+        prompt_ids=request.prompt_token_ids if fields.return_token_ids else None,
+    )

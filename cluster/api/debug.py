@@ -25,7 +25,9 @@ from cluster.api.completions import plan_completions
 from cluster.api.edge import Edge
 from cluster.api.errors import MESSAGE_CHARS, ApiError, invalid, shorten, unavailable
 from cluster.api.health import directory_state, replica_statuses
+from cluster.api.identity import identity_of
 from cluster.api.json_response import json_response
+from cluster.api.plan import Caller
 from cluster.api.session import session_of
 from kvpool.directory import DirectoryError
 
@@ -36,11 +38,11 @@ def debug_router(edge: Edge) -> APIRouter:
 
     @router.get("/debug/state", response_model=None, include_in_schema=False)
     async def debug_state(request: Request) -> Response:
-        """Every replica's status, the router's report, and how many tasks this process has."""
+        """Every replica's status, the router's report, who waits for admission, and how many tasks this process has."""
         require_admin(request, edge.settings.admin_key)
         replicas = [asdict(status) for status in await replica_statuses(edge)]
-        tasks = len(asyncio.all_tasks())
-        return json_response({"replicas": replicas, "routing": edge.client.routing(), "asyncio_tasks": tasks})
+        state = {"replicas": replicas, "routing": edge.client.routing(), "admission": edge.admission.report()}
+        return json_response(state | {"asyncio_tasks": len(asyncio.all_tasks())})
 
     @router.get("/debug/directory", response_model=None, include_in_schema=False)
     async def debug_directory(request: Request) -> Response:
@@ -56,17 +58,20 @@ def debug_router(edge: Edge) -> APIRouter:
         """The decision on the request in the body, as `cluster.explanation` describes it."""
         require_admin(request, edge.settings.admin_key)
         body = await read_object(request, edge.settings.max_body_bytes)
-        return json_response(await edge.client.explain(await _asked(edge, body, session_of(request))))
+        caller = Caller(identity_of(request.scope), session_of(request))
+        return json_response(await edge.client.explain(await _asked(edge, body, caller)))
 
     return router
 
 
-async def _asked(edge: Edge, body: dict[str, Any], session: str) -> GenerateRequest:
+async def _asked(edge: Edge, body: dict[str, Any], caller: Caller) -> GenerateRequest:
     """The one request that `body` is for. Raises `ApiError` as the routes do that would serve it."""
-    _, planned = await (plan_chat if "messages" in body else plan_completions)(edge, body, session)
-    if len(planned.requests) > 1:
-        raise invalid(f"'prompt' holds {len(planned.requests)} prompts: ask about one at a time.", "prompt")
-    return planned.requests[0]
+    planned = await (plan_chat if "messages" in body else plan_completions)(edge, body, caller)
+    requests = planned.plan.requests
+    if len(requests) > 1:
+        param = "n" if planned.plan.copies > 1 else "prompt"
+        raise invalid(f"'{param}' asks for {len(requests)} choices: ask about one at a time.", param)
+    return requests[0]
 
 
 _NO_DIRECTORY = (

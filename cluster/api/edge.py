@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from cluster.api.admission import Admission
 from cluster.api.settings import ApiSettings
 from cluster.engine_client import EngineClient
 from cluster.text_codec import TextCodec
@@ -19,7 +20,8 @@ class Edge:
     """Dependencies of the routes.
 
     `new_id` returns an identifier never returned before, `clock` Unix time in seconds, `draw_seed` an integer in
-    [0, 2^64) that nobody can predict. `tokenizing` bounds the threads that tokenize long texts.
+    [0, 2^64) that nobody can predict. `tokenizing` bounds the threads that tokenize long texts, `admission` what is on its
+    way to the replicas.
     """
 
     settings: ApiSettings
@@ -28,4 +30,5 @@ class Edge:
     new_id: Callable[[], str]
     clock: Callable[[], float]
     draw_seed: Callable[[], int]
+    admission: Admission = field(default_factory=Admission)
     tokenizing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TOKENIZING_THREADS))

@@ -8,10 +8,13 @@ from typing import Any
 
 from starlette.responses import Response
 
+# `json.dumps` makes a new one at each call with options.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
 
 def encode_json(value: Any) -> bytes:
     """UTF-8 JSON of `value`. Never fails on text: a lone surrogate, which UTF-8 cannot hold, becomes "?"."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+    return _ENCODER.encode(value).encode("utf-8", "replace")
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -1,21 +1,23 @@
 """From a checked body and its token ids to what the replicas are asked for.
 
-Every limit that protects a replica is applied here: ids inside the vocabulary, prompt inside the context, and a
-`max_tokens` of any size clamped to what the context has left.
+Every limit that protects a replica is applied here: ids inside the vocabulary, prompt inside the context, at most 256
+choices, and a `max_tokens` of any size clamped to what the context has left.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from actors.request import GenerateRequest, Sampling
+from actors.request import GenerateRequest, Grammar, Sampling
 from cluster.api.edge import Edge
 from cluster.api.errors import ApiError, invalid
+from cluster.api.identity import ANONYMOUS, Identity
 from cluster.api.schemas import GenerationFields
 
+MAX_CHOICES = 256
 THREAD_CHARS = 4096
 TEXT_CHARS = 64
 """What a text costs beside its length, a message's rendering above all, in characters of tokenizing."""
@@ -26,11 +28,29 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: the client, and which of its requests belong together as far as it said so in a header."""
+
+    identity: Identity = ANONYMOUS
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """`requests` under one `reply_id`, which the client sees and which starts the ids that the replicas see."""
+    """`requests` under one `reply_id`, which the client sees and which starts the ids that the replicas see.
+
+    Each prompt has `copies` requests, one after the other.
+    """
 
     reply_id: str
     requests: tuple[GenerateRequest, ...]
+    copies: int
+    identity: Identity
+
+    @property
+    def tokens(self) -> int:
+        """What all of it may come to: the prompt and the longest answer of every choice."""
+        return sum(len(request.prompt_token_ids) + request.sampling.max_tokens for request in self.requests)
 
 
 async def tokenize(edge: Edge, prompts: Sequence[Sequence[str]], work: Callable[[], T], *, param: str) -> T:
@@ -67,35 +87,61 @@ def plan(
     *,
     param: str,
     default_max_tokens: int | None,
-    session: str = "",
+    caller: Caller,
+    grammar: Grammar | None = None,
+    keep_special_tokens: bool = False,
 ) -> Plan:
-    """One `GenerateRequest` per prompt, choice numbers in order, under fresh ids and one seed.
+    """A `GenerateRequest` for each choice, `n` for each prompt, numbered in order, under fresh ids and one seed.
 
-    `param` names the body's prompt field in errors; `default_max_tokens` None means "to the end of the context". `session`, which
-    the body's `prompt_cache_key` overrides, says which requests belong together.
-    Raises `ApiError` 400.
+    `param` names the body's prompt field in errors; `default_max_tokens` None means "to the end of the context". The body's
+    `prompt_cache_key` overrides the caller's session. `keep_special_tokens`: whoever reads the text needs them, whatever the body
+    says. Raises `ApiError` 400.
     """
+    copies = fields.choices_per_prompt
+    if len(prompts) * copies > MAX_CHOICES:
+        message = (
+            f"{len(prompts)} prompts with {copies} choices each: one request may have at most {MAX_CHOICES} choices."
+        )
+        raise invalid(message, "n")
     for prompt in prompts:
         _check_prompt(edge, prompt, param)
-    for token in fields.stop_token_ids or ():
-        _check_token(edge, token, "stop_token_ids")
+    check_tokens(edge, fields.stop_token_ids or (), "stop_token_ids")
+    check_tokens(edge, fields.allowed_token_ids or (), "allowed_token_ids")
+    check_tokens(edge, fields.logit_bias or (), "logit_bias")
     base = edge.new_id()
     seed = edge.draw_seed() if fields.seed is None else fields.seed
+    answers = [(tuple(prompt), copy) for prompt in prompts for copy in range(copies)]
+    samplings = [_sampling(edge, fields, seed % U64, len(prompt), default_max_tokens) for prompt in prompts]
     requests = tuple(
         GenerateRequest(
-            request_id=base if len(prompts) == 1 else f"{base}-{choice}",
-            prompt_token_ids=tuple(prompt),
-            sampling=_sampling(edge, fields, seed % U64, len(prompt), default_max_tokens),
+            request_id=base if len(answers) == 1 else f"{base}-{choice}",
+            prompt_token_ids=prompt,
+            sampling=samplings[choice // copies],
             stop=tuple(fields.stop or ()),
-            salt=fields.cache_salt or "",
+            salt=_salt(caller.identity, fields.cache_salt),
             choice=choice,
-            skip_special_tokens=fields.skip_special_tokens is not False,
+            skip_special_tokens=fields.skip_special_tokens is not False and not keep_special_tokens,
             include_stop_str_in_output=bool(fields.include_stop_str_in_output),
-            session=(fields.prompt_cache_key or session)[:SESSION_CHARS],
+            session=(fields.prompt_cache_key or caller.session)[:SESSION_CHARS],
+            priority=fields.priority or 0,
+            grammar=grammar,
         )
-        for choice, prompt in enumerate(prompts)
+        for choice, (prompt, _) in enumerate(answers)
     )
-    return Plan(base, requests)
+    return Plan(base, requests, copies, caller.identity)
+
+
+def check_tokens(edge: Edge, tokens: Iterable[int], param: str) -> None:
+    """Raise `ApiError` 400 for a token id outside the vocabulary; `param` names the field it is from."""
+    for token in tokens:
+        if not 0 <= token < edge.codec.vocab_size:
+            shown = token if abs(token) < U64 else "of more than 64 bits"
+            raise invalid(f"Token id {shown} is not in the vocabulary [0, {edge.codec.vocab_size}).", param)
+
+
+def _salt(identity: Identity, cache_salt: str | None) -> str:
+    """Both salts in one. No salt contains NUL, so no two pairs are joined to the same."""
+    return f"{identity.salt}\0{cache_salt or ''}" if identity.salt else cache_salt or ""
 
 
 def _sampling(
@@ -117,6 +163,12 @@ def _sampling(
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         ignore_eos=bool(fields.ignore_eos),
         min_tokens=min(fields.min_tokens or 0, max_tokens),
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
+        logit_bias=tuple((fields.logit_bias or {}).items()),
+        allowed_token_ids=tuple(dict.fromkeys(fields.allowed_token_ids or ())),
+        logprobs=fields.requested_logprobs,
     )
 
 
@@ -127,11 +179,4 @@ def _check_prompt(edge: Edge, prompt: Sequence[int], param: str) -> None:
     if len(prompt) >= limit:
         message = f"This model's maximum context length is {limit} tokens, and your {param} resulted in {len(prompt)} "
         raise invalid(message + f"tokens. Reduce it to at most {limit - 1}.", param, "context_length_exceeded")
-    for token in (min(prompt), max(prompt)):
-        _check_token(edge, token, param)
-
-
-def _check_token(edge: Edge, token: int, param: str) -> None:
-    if not 0 <= token < edge.codec.vocab_size:
-        shown = token if abs(token) < U64 else "of more than 64 bits"
-        raise invalid(f"Token id {shown} is not in the vocabulary [0, {edge.codec.vocab_size}).", param)
+    check_tokens(edge, (min(prompt), max(prompt)), param)

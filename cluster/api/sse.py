@@ -1,7 +1,8 @@
 """Server-sent events, as OpenAI's clients read them: `data: {json}`, blank line, and `[DONE]` at the end.
 
 After the status line has gone out an error can only travel inside the stream, and the stream still ends with `[DONE]`:
-clients wait for it.
+clients wait for it. A comment now and then keeps proxies from closing a stream that has nothing to say yet; readers of
+events do not see it. Each event is one message to the server, so a cancellation never cuts one in two.
 """
 
 from __future__ import annotations
@@ -25,15 +26,25 @@ class SseWriter:
 
     def __init__(self, send: Send) -> None:
         self._send = send
+        self.started = False
 
     async def start(self, headers: Mapping[str, str]) -> None:
         """Send the 200 and the headers."""
         pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in {**HEADERS, **headers}.items()]
+        self.started = True
         await self._send({"type": "http.response.start", "status": 200, "headers": pairs})
 
     async def event(self, value: Any) -> None:
         """Send `value` as one event."""
-        await self._body(b"data: " + encode_json(value) + b"\n\n", more=True)
+        await self.encoded_event(encode_json(value))
+
+    async def encoded_event(self, value: bytes) -> None:
+        """Send `value`, JSON on one line, as one event."""
+        await self._body(b"data: " + value + b"\n\n", more=True)
+
+    async def keep_alive(self) -> None:
+        """Send a comment."""
+        await self._body(b": keep-alive\n\n", more=True)
 
     async def done(self) -> None:
         """Send the end mark and close the body."""

@@ -14,7 +14,7 @@ before the first delta, which takes the place of the one before: `admissions` sa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Self
@@ -24,7 +24,9 @@ from actors.request import Admitted, Delta, Event, GenerateRequest
 from cluster.api.lifeline import finish_tasks
 from cluster.engine_client import EngineClient
 
-_Item = tuple[int, Event | Exception]
+_Item = tuple[int, Event | Exception | None]
+_SILENCE: _Item = (-1, None)
+OnIdle = Callable[[], Awaitable[None]]
 
 
 class Streams:
@@ -37,6 +39,9 @@ class Streams:
         self._all_admitted = asyncio.Event()
         self._admissions: dict[int, Admitted] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._on_idle: OnIdle | None = None
+        self._heard_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
         self._tasks = [asyncio.create_task(self._pump(index)) for index in range(len(self._requests))]
@@ -45,6 +50,8 @@ class Streams:
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         await finish_tasks(*self._tasks)
 
     @property
@@ -61,8 +68,15 @@ class Streams:
             self._admissions[index] = event
         self._all_admitted.set()
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
-        """(choice, delta) pairs until every sequence has finished. Raises the first sequence's error."""
+    async def deltas(self, idle_s: float = 0.0, on_idle: OnIdle | None = None) -> AsyncGenerator[tuple[int, Delta]]:
+        """(choice, delta) pairs until every sequence has finished. Raises the first sequence's error.
+
+        `on_idle` is awaited whenever nothing has come for `idle_s` seconds, 0 for never. What is waited for goes on
+        undisturbed: the generators are read by tasks of their own.
+        """
+        if on_idle is not None and idle_s > 0:
+            self._on_idle = on_idle
+            self._listen(idle_s)
         running = len(self._requests)
         begun: set[int] = set()
         while running:
@@ -77,10 +91,27 @@ class Streams:
             yield index, event
 
     async def _next(self) -> tuple[int, Event]:
-        index, item = await self._queue.get()
-        if isinstance(item, Exception):
-            raise item
-        return index, item
+        while True:
+            index, item = await self._queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is not None:
+                self._heard_at = asyncio.get_running_loop().time()
+                return index, item
+            if self._on_idle is not None:
+                await self._on_idle()
+
+    def _listen(self, idle_s: float) -> None:
+        """Look again when there can have been silence for `idle_s`; put a mark into the queue if there has been.
+
+        One timer for the whole stream: a time limit on each read would cost as much as the rest of the reading.
+        """
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._heard_at + idle_s:
+            self._heard_at = loop.time()
+            if self._queue.empty():
+                self._queue.put_nowait(_SILENCE)
+        self._timer = loop.call_at(self._heard_at + idle_s, self._listen, idle_s)
 
     async def _pump(self, index: int) -> None:
         """Move one sequence's events into the queue; its errors too, as items."""

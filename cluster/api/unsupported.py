@@ -1,6 +1,7 @@
-"""Fields that other servers honour and this one does not, yet.
+"""Fields that other servers honour and this one does not.
 
-Ignoring one of them would change the output silently, so each is refused by name, unless its value asks for nothing.
+Ignoring one of them would change the output silently, so each is refused by name, unless its value asks for nothing. What
+belongs to the other route (`messages` aside, which decides nothing there) is refused in the same way.
 """
 
 from __future__ import annotations
@@ -10,69 +11,55 @@ from typing import Any
 
 from cluster.api.errors import invalid
 
+_Table = dict[str, tuple[Any, ...]]
+
 # Field -> the values that ask for nothing (null always does).
-_HARMLESS: dict[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (),
-    "allowed_token_ids": (),
+_EVERYWHERE: _Table = {
     "audio": (),
     "bad_words": ([],),
-    "best_of": (1,),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
     "documents": ([],),
-    "echo": (False,),
-    "frequency_penalty": (0, 0.0),
-    "function_call": (),
-    "functions": (),
+    "function_call": ("none",),
+    "functions": ([],),
     "length_penalty": (1, 1.0),
-    "logit_bias": ({},),
     "logits_processors": ([],),
-    "logprobs": (False,),
     "modalities": (["text"],),
-    "n": (1,),
-    "presence_penalty": (0, 0.0),
     "prompt_logprobs": (),
-    "reasoning_effort": (),
-    "repetition_penalty": (1, 1.0),
-    "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
+    "reasoning_effort": ("none",),
     "spaces_between_special_tokens": (True,),
-    "structured_outputs": (),
     "suffix": ("",),
-    "tool_choice": (),
-    "tools": (),
-    "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
     "typical_p": (1, 1.0),
     "use_beam_search": (False,),
+    "verbosity": ("medium",),
     "web_search_options": (),
 }
-_STREAM_OPTIONS_HARMLESS: dict[str, tuple[Any, ...]] = {"continuous_usage_stats": (False,)}
-_REFUSED_PREFIX = "guided_"
+CHAT_ONLY: _Table = _EVERYWHERE | {"echo": (False,)}
+"""For POST /v1/chat/completions."""
+COMPLETIONS_ONLY: _Table = _EVERYWHERE | {
+    "add_generation_prompt": (True,),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "tool_choice": ("none",),
+    "tools": (),
+    "top_logprobs": (0,),
+}
+"""For POST /v1/completions."""
+_LEGACY = "guided_"
+_LEGACY_HONOURED = {"guided_json", "guided_regex", "guided_choice", "guided_grammar"}
 
 
-def refuse_unsupported(body: Mapping[str, Any]) -> None:
+def refuse_unsupported(body: Mapping[str, Any], table: _Table) -> None:
     """Raise `ApiError` 400 for the first field of `body` that asks for something not built."""
-    _refuse(body, _HARMLESS, "")
-    for name, value in body.items():
-        if name.startswith(_REFUSED_PREFIX) and value is not None:
-            raise _not_supported(name[:64])
-    options = body.get("stream_options")
-    if isinstance(options, Mapping):
-        _refuse(options, _STREAM_OPTIONS_HARMLESS, "stream_options.")
-
-
-def _refuse(fields: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]], path: str) -> None:
     for name, harmless in table.items():
-        value = fields.get(name)
-        # The type is compared too: `logprobs: 0` is a request for logprobs, though 0 == False.
+        value = body.get(name)
+        # The type is compared too: `top_logprobs: false` is no count, though 0 == False.
         if value is not None and not any(type(value) is type(item) and value == item for item in harmless):
-            raise _not_supported(path + name)
+            raise _not_supported(name)
+    for name, value in body.items():
+        if name.startswith(_LEGACY) and name not in _LEGACY_HONOURED and value is not None:
+            raise _not_supported(name[:64])
 
 
 def _not_supported(param: str) -> Exception:
-    hint = " with a value above 1" if param in ("n", "best_of") else ""
-    return invalid(f"'{param}'{hint} is not supported yet.", param, "unsupported_parameter")
+    return invalid(f"'{param}' is not supported here.", param, "unsupported_parameter")

@@ -1,6 +1,6 @@
 """`kvatlas bench serve`: load a running server, or a fresh one for each routing policy, and report.
 
-`kvatlas bench pool` is in `cluster/cli/bench_pool.py`, `kvatlas bench router` in `cluster/cli/bench_router.py`.
+`kvatlas bench pool`, `router` and `http` are in `cluster/cli/bench_pool.py`, `bench_router.py` and `bench_http.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cluster import server_state
+from cluster.cli.bench_http import http
 from cluster.cli.bench_pool import pool
 from cluster.cli.bench_router import router
 from cluster.cli.flags import load_config
@@ -27,14 +28,17 @@ if TYPE_CHECKING:
 # Before the server's own limit counts, a model may have to be downloaded or converted.
 PREPARE_S = 600.0
 
-bench = typer.Typer(name="bench", help="Measure a server, the pool, or the router.", no_args_is_help=True)
+bench = typer.Typer(
+    name="bench", help="Measure a server, the pool, the router, or the HTTP side.", no_args_is_help=True
+)
 bench.command()(pool)
 bench.command()(router)
+bench.command()(http)
 
 
 @bench.callback()
 def _bench() -> None:
-    """Measure a server, the pool, or the router."""
+    """Measure a server, the pool, the router, or the HTTP side."""
 
 
 @bench.command()

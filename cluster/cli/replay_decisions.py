@@ -11,32 +11,40 @@ from pathlib import Path
 from typing import Any, Final
 
 from cluster.cli.output import print_json, print_table, say
-from cluster.cli.router_options import router_options
+from cluster.cli.router_options import policies, router_options
 from cluster.errors import UsageError
 from router.counterfactual import Counterfactual, Reality, rerun
 from router.decision_log import Reading
-from router.policy import POLICIES
 from router.route_config import RouteConfig
 
-ALL: Final = "all"
 HEAD: Final = ("POLICY", "DECISIONS", "CHANGED", "EQUAL", "PREDICTED", "WAS", "TTFT", "WAS", "COST", "WAS")
 
 
+LEGEND: Final = """\
+CHANGED    decisions that go to another replica than the one recorded (WAS)
+EQUAL      of these, those to a replica that the policy thinks no better than the one recorded
+PREDICTED  prompt tokens expected to be cached at the replica chosen, in all
+TTFT       expected time to the first token: queue, prefill and decodes of `cost`, whichever policy decides
+COST       that, and what the request costs those after it: the whole score of `cost`"""
+
+
 def run(log: Path, policy: str, as_json: bool, settings: Sequence[str] = (), seed: int = 0) -> None:
-    """Prints what `policy` (a name, or `all`) would have decided. `settings`: options of the router as NAME=VALUE.
+    """Prints what `policy` (names, or `all`) would have decided. `settings`: options of the router as NAME=VALUE.
 
     Raises `UsageError`: no such log, nothing in it, an unknown policy or option.
     """
-    configs = _configs(policy, settings)
-    reading = Reading(log)
-    if not reading.files:
-        raise UsageError(f"There is no decision log at {log}: set router.decision_log, and give the same path here.")
+    configs: dict[str, RouteConfig] = {name: router_options(settings, name) for name in policies(policy)}
     try:
+        reading = Reading(log)
+        if not reading.files:
+            raise UsageError(
+                f"There is no decision log at {log}: set router.decision_log, and give the same path here."
+            )
         found, reality = rerun(reading, configs, seed)
     except OSError as error:
         raise UsageError(f"{log} cannot be read ({error.strerror}): check its permissions.") from None
     if not any(one.decisions or one.fallbacks or one.unscored for one in found):
-        raise UsageError(f"{log} holds no decision ({reading.malformed:,} lines are none): is it a decision log?")
+        raise UsageError(f"{log} holds no decision ({_count(reading.malformed, 'other line')}): is it a decision log?")
     if as_json:
         runs = [one.told() for one in found]
         print_json({"log": str(log), "runs": runs, "measured": reality.told(), "malformed_lines": reading.malformed})
@@ -44,19 +52,13 @@ def run(log: Path, policy: str, as_json: bool, settings: Sequence[str] = (), see
         _show(found, reality, reading.malformed)
 
 
-def _configs(policy: str, settings: Sequence[str]) -> dict[str, RouteConfig]:
-    """The options for each policy that is asked for."""
-    names = list(POLICIES) if policy == ALL else [policy]
-    return {name: router_options(settings, name) for name in names}
-
-
 def _show(found: list[Counterfactual], reality: Reality, malformed: int) -> None:
     units = ("", "", "", "of these", "tokens", "", "mean s", "", "mean s", "")
     print_table(HEAD, [units, *(_row(one.told()) for one in found)])
     first = found[0]
-    left_out = [f"{first.fallbacks:,} fallbacks" if first.fallbacks else ""]
+    left_out = [_count(first.fallbacks, "fallback") if first.fallbacks else ""]
     left_out += [f"{first.unscored:,} that went to a replica the directory did not know" if first.unscored else ""]
-    left_out += [f"{malformed:,} lines that are no records" if malformed else ""]
+    left_out += [f"{_count(malformed, 'line')} without a record" if malformed else ""]
     if any(left_out):
         say(f"left out: {', '.join(text for text in left_out if text)}")
     told = reality.told()
@@ -64,9 +66,10 @@ def _show(found: list[Counterfactual], reality: Reality, malformed: int) -> None
         mean_s = told["ttft_mean_s"]
         ttft = "" if mean_s is None else f"; first token after {mean_s:.4f} s on average"
         say(
-            f"measured: of {told['predicted_tokens']:,} tokens predicted for {told['requests']:,} requests "
+            f"measured: of {_count(told['predicted_tokens'], 'token')} predicted for {_count(told['requests'], 'request')} "
             f"{told['cached_tokens']:,} were cached{ttft}"
         )
+    say(f"\n{LEGEND}")
 
 
 def _row(told: dict[str, Any]) -> list[object]:
@@ -76,3 +79,7 @@ def _row(told: dict[str, Any]) -> list[object]:
     for name in ("ttft_mean_s", "cost_mean_s"):
         row += ["-" if side[name] is None else f"{side[name]:.4f}" for side in (replayed, recorded)]
     return row
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}" + ("" if number == 1 else "s")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
 from cluster.cli.flags import load_config
 from cluster.cli.output import say
+from cluster.errors import UsageError
+from router.route_config import PolicyName
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="YAML file; see `kvatlas config --example`.")
@@ -28,9 +30,7 @@ def serve(
     redis: Annotated[
         str | None, typer.Option(metavar="URL", help="Redis of the directory. Default: a private one.")
     ] = None,
-    policy: Annotated[
-        str | None, typer.Option(help="cost, affinity, least_load, power_of_two or round_robin. Default: cost.")
-    ] = None,
+    policy: Annotated[str | None, typer.Option(help=f"{', '.join(get_args(PolicyName))}. Default: cost.")] = None,
     mode: Annotated[str | None, typer.Option(help="`fast` (bfloat16) or `exact` (float32).")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest prompt + output, in tokens.")] = None,
     pool_tokens: Annotated[int | None, typer.Option(help="Size of each replica's block pool, in tokens.")] = None,
@@ -61,7 +61,19 @@ def serve(
         },
         settings or [],
     )
+    if not loaded.config.ray.address:  # else the log is on the disk of another machine
+        _check_log(loaded.config.router.decision_log)
     from actors.progress import TerminalProgress
     from cluster.serving import serve_forever
 
     serve_forever(loaded.config, TerminalProgress(), say)
+
+
+def _check_log(path: str) -> None:
+    """Raises `UsageError` where no decision log can be written: nobody would notice until it is needed."""
+    from router.decision_log import DecisionLogRefused, check
+
+    try:
+        check(path)
+    except DecisionLogRefused as error:
+        raise UsageError(f"{error}.") from error

@@ -67,6 +67,8 @@ def _show(report: dict[str, Any], has_key: bool) -> None:
     if routing:
         lines += [("routing", _decisions(routing)), ("tokens", _tokens(routing))]
         lines += [("directory", _directory(routing.get("directory", {})))]
+        if routing.get("decision_log"):
+            lines += [("log", _log(routing["decision_log"]))]
     for name, text in lines:
         say(f"{name:<10} {text}")
     head = ["REPLICA", "BLOCKS", "HELD", "RUNNING", "WAITING", "HIT TOKENS", "PUBLISHED", "POOL", "INTEGRITY"]
@@ -113,6 +115,13 @@ def _directory(directory: dict[str, Any]) -> str:
     ]
     problem = f"; {directory['problem']}" if directory.get("problem") else ""
     return f"{state}, {lag} ({behind} behind), {', '.join(faults)}{problem}"
+
+
+def _log(log: dict[str, Any]) -> str:
+    """Where decisions are logged, and what became of them; what is wrong comes first, because a log fails in silence."""
+    counts = ", ".join(f"{log.get(name, 0):,} {name}" for name in ("written", "dropped", "failed"))
+    problem = f"cannot be written ({log['problem']}): check router.decision_log; " if log.get("problem") else ""
+    return f"{log.get('path', '')}: {problem}{counts}"
 
 
 def _row(replica: dict[str, Any], routing: dict[str, Any]) -> list[object]:

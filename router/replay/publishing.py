@@ -99,4 +99,7 @@ class Publishing:
         replicas = self._fleet.replicas
         tokens, seconds = float(replicas.rate_tokens[number]), float(replicas.rate_seconds[number])
         age_s = max(0.0, self._clock() - float(replicas.rate_at[number]))
-        return tokens / seconds if tokens * 0.5 ** (age_s / _RATE_HALF_LIFE_S) >= _ENOUGH_RATE_TOKENS else 0.0
+        is_enough = tokens * 0.5 ** (age_s / _RATE_HALF_LIFE_S) >= _ENOUGH_RATE_TOKENS
+        return (
+            tokens / seconds if is_enough and seconds > 0 else 0.0
+        )  # steps may be shorter than what a clock tells apart

@@ -90,6 +90,16 @@ HEAD: Final = (
 )
 
 
+LEGEND: Final = """\
+HIT         share of prompt tokens found cached           TTFT       from arrival to the first token
+IMBALANCE   prompt tokens computed by the busiest replica / mean over replicas (1: even)
+COV         standard deviation of the same / mean (0: even)
+PHANTOM     tokens that the directory listed when a request was decided and its replica did not have
+DUPLICATE   tokens computed that one cache which keeps everything would have had
+REJECTS     requests larger than a pool, refused and in no other figure
+DECIDE P99  time to decide, on this machine"""
+
+
 def rows(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Returns rows under `HEAD`, the units first."""
     told = [["", "", "", "s", "s", "s", "max/mean", "std/mean", "tokens", "tokens", "", "us"]]
@@ -104,14 +114,22 @@ def rows(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 def setting(run: Mapping[str, Any]) -> str:
     """Returns what all runs have in common, in two sentences."""
-    pools = "pools that keep everything" if run["pool_tokens"] is None else f"pools of {run['pool_tokens']:,} tokens"
+    pools = "that keeps everything" if run["replicas"] == 1 else "that keep everything"
+    if run["pool_tokens"] is not None:
+        pools = f"of {_count(run['pool_tokens'], 'token')}"
     control = "" if run["control"] == "none" else f", control {run['control']}"
+    of_seeds = "one seed" if run["seeds"] == 1 else f"median of {run['seeds']:,} seeds"
     return (
-        f"{run['requests']:,} requests, {run['replicas']} replicas with {pools}, {run['routers']} routers, what they know is "
-        f"{run['lag_ms']:g} ms old, median of {run['seeds']} seeds{control}; {ARRIVALS}.\n"
-        f"One cache that keeps everything would hit {run['hit_of_one_cache']:.3f}; load 1 is the rate at which the "
-        f"work it leaves equals what the replicas can do."
+        f"{_count(run['requests'], 'request')}, {_count(run['replicas'], 'replica')} with "
+        f"{'a pool' if run['replicas'] == 1 else 'pools'} {pools}, {_count(run['routers'], 'router')}, what is known is "
+        f"{run['lag_ms']:g} ms old, {of_seeds}{control};\n{ARRIVALS}.\n"
+        f"One cache that keeps everything would hit {run['hit_of_one_cache']:.3f}; load 1 is the rate at which the work "
+        f"it leaves\nequals what the replicas can do."
     )
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}" + ("" if number == 1 else "s")
 
 
 def _percentiles(seconds: np.ndarray[Any, np.dtype[np.float64]]) -> list[float | None]:

@@ -27,7 +27,6 @@ Efficiencies are assumptions, in the range that serving engines report; nothing 
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Final
@@ -36,6 +35,17 @@ import numpy as np
 
 from router.replay.errors import ReplayError
 from router.replay.trace import FloatArray, IntArray, Trace
+
+LIMITS: Final[dict[str, tuple[float, float]]] = {
+    "token_s": (1e-12, 1e3),
+    "pair_s": (0.0, 1e3),
+    "weights_s": (0.0, 1e3),
+    "context_token_s": (0.0, 1e3),
+    "overhead_s": (0.0, 1e3),
+    "step_tokens": (1, 1 << 20),
+    "max_running": (1, 65_536),
+}
+"""Least and most of each: wide of any machine, and narrow enough to be simulated. Those of the last two are the engine's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +62,11 @@ class ServiceTimes:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            least = 1 if name in ("step_tokens", "max_running") else 0
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if not (whole or (isinstance(value, float) and least == 0)) or not least <= value < math.inf:
-                kind = "a whole number of at least 1" if least else "a finite number of at least 0"
-                raise ReplayError(f"{name} of a calibration is {kind}, got {value!r:.40}")
-        if self.token_s <= 0:
-            raise ReplayError("token_s of a calibration is above 0: a token takes time")
+            least, most = LIMITS[name]
+            is_whole = type(value) is int
+            if not (is_whole or (type(value) is float and isinstance(most, float))) or not least <= value <= most:
+                kind = "a number" if isinstance(most, float) else "a whole number"
+                raise ReplayError(f"{name} of a calibration is {kind} from {least:g} to {most:,g}, got {value!r:.40}")
         if self.step_tokens <= self.max_running:
             raise ReplayError(
                 f"step_tokens ({self.step_tokens}) of a calibration is above max_running ({self.max_running}): else "
@@ -87,6 +95,16 @@ class ServiceTimes:
         total: FloatArray = (own + later) * token_s + pairs * self.pair_s + context * self.context_token_s
         return total
 
+    def longest_s(self, trace: Trace) -> float:
+        """Returns a bound of the seconds that one replica needs for all of the trace with nothing cached, and then once more for
+        its longest request alone.
+        """
+        nothing = np.zeros(len(trace), np.int64)
+        given, answer = trace.input_tokens.astype(np.float64), trace.output_tokens.astype(np.float64)
+        steps = answer + np.ceil(given / (self.step_tokens - self.max_running))
+        alone = self.work_s(trace, nothing) + steps * (self.overhead_s + self.weights_s)
+        return float(self.work_s(trace, nothing).sum() + alone.max())
+
     def saturated_s(self, trace: Trace, replicas: int) -> float:
         """Returns how long `replicas` need at least for the trace: all its work, with one cache that keeps everything, shared
         evenly. A trace stretched to this length arrives at the rate called saturation (load 1).
@@ -109,11 +127,16 @@ H100_8B: Final = ServiceTimes(
 def read(file: Path) -> ServiceTimes:
     """Returns the service times in `file`. Raises ReplayError."""
     names = [field.name for field in fields(ServiceTimes)]
+    form = f"it is a JSON object with {', '.join(names)}"
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-        given = {name: record[name] for name in names}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ReplayError(
-            f"{file} is no calibration ({type(error).__name__}: {error}): it is a JSON object with {', '.join(names)}"
-        ) from error
-    return ServiceTimes(**given)
+        record = json.loads(file.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ReplayError(f"the calibration {file} cannot be read ({error.strerror}): check the path") from error
+    except (ValueError, RecursionError) as error:
+        raise ReplayError(f"{file} is no calibration (it is no JSON): {form}") from error
+    if not isinstance(record, dict):
+        raise ReplayError(f"{file} is no calibration (it is no JSON object): {form}")
+    missing = [name for name in names if name not in record]
+    if missing:
+        raise ReplayError(f"{file} is no calibration ({', '.join(missing)} missing): {form}")
+    return ServiceTimes(**{name: record[name] for name in names})

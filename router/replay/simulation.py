@@ -93,7 +93,9 @@ class Simulation:
         self._trace = trace
         self._plan = plan
         self._times = kernel.times_of(times)
-        blocks = state.UNBOUNDED if plan.pool_tokens is None else plan.pool_tokens // trace.block_tokens
+        blocks = state.UNBOUNDED
+        if plan.pool_tokens is not None:
+            blocks = min(blocks, plan.pool_tokens // trace.block_tokens)
         self.fleet = state.made(trace, plan.replicas, blocks, times.max_running)
         self._events = state.events_for(trace)
         self._clock = SimulatedTime()

@@ -109,7 +109,7 @@ class Fleet(NamedTuple):
 def made(trace: Trace, replicas: int, pool_blocks: int, max_running: int) -> Fleet:
     """Returns an idle fleet with empty pools of `pool_blocks` each (`UNBOUNDED`: they keep everything). Raises ReplayError."""
     if replicas < 1 or pool_blocks < 1:
-        raise ReplayError(f"a fleet has at least one replica and one block a pool, got {replicas} and {pool_blocks}")
+        raise ReplayError(f"a replay has at least one replica and one block a pool, got {replicas} and {pool_blocks}")
     count = len(trace)
     slots = max(1, min(pool_blocks, trace.node_count))
 

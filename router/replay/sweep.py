@@ -10,7 +10,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from router.replay.errors import ReplayError
 from router.replay.report import Figures, figures, medians
@@ -18,6 +18,14 @@ from router.replay.service_times import ServiceTimes
 from router.replay.simulation import DEFAULTS, Plan, Simulation
 from router.replay.trace import Trace
 from router.route_config import PolicyName, RouteConfig
+
+MOST_LOAD: Final = 1000.0
+MOST_RATE_ERROR: Final = 1000.0
+MOST_LAG_S: Final = 3600.0
+MOST_ARRIVALS_S: Final = 1e6
+MOST_WORK_S: Final = 1e7
+MOST_ANSWER_TOKENS: Final = 1e9
+"""What one run may take in simulated time, and in steps: beyond it none would end while somebody waits."""
 
 Control = Literal["none", "no-sharing"]
 
@@ -45,8 +53,14 @@ class Sweep:
     def __post_init__(self) -> None:
         if not self.policies or not self.loads or self.seeds < 1 or self.replicas < 1 or self.routers < 1:
             raise ReplayError("a replay needs at least one policy, load, seed, replica and router")
-        if min(self.loads) <= 0 or self.rate_error <= 0 or self.lag_s < 0:
-            raise ReplayError("loads and the rate error of a replay are above 0, and its lag is not below")
+        if not all(0 < load < MOST_LOAD for load in self.loads):
+            raise ReplayError(f"the loads of a replay are above 0 and below {MOST_LOAD:g}, got {self.loads}")
+        if not 1 / MOST_RATE_ERROR <= self.rate_error <= MOST_RATE_ERROR:
+            raise ReplayError(
+                f"the rate error of a replay is from {1 / MOST_RATE_ERROR:g} to {MOST_RATE_ERROR:g}, got {self.rate_error:g}"
+            )
+        if not 0 <= self.lag_s <= MOST_LAG_S:
+            raise ReplayError(f"the lag of a replay is from 0 to {MOST_LAG_S:g} s, got {self.lag_s:g} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +78,41 @@ def run(
     """
     if sweep.control == "no-sharing":
         trace = trace.unshared()
+    _check(sweep, trace, times)
     tasks = list(_tasks(sweep))
     if jobs <= 1:
         return _gathered(sweep, (_figures(sweep, trace, times, task) for task in tasks), progress)
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, len(tasks)), spawned, _begin, (sweep, trace, times)) as workers:
         return _gathered(sweep, workers.map(_work, tasks), progress)
+
+
+def _check(sweep: Sweep, trace: Trace, times: ServiceTimes) -> None:
+    """Raises ReplayError for what no replay would come to the end of, and for pools that hold nothing."""
+    if sweep.pool_tokens is not None and sweep.pool_tokens < trace.block_tokens:
+        raise ReplayError(
+            f"a pool of {sweep.pool_tokens:,} tokens is less than one block of the trace ({trace.block_tokens:,} tokens): give "
+            f"more --pool-tokens"
+        )
+    answers = int(trace.output_tokens.sum())
+    if answers > MOST_ANSWER_TOKENS:
+        raise ReplayError(
+            f"the answers of the trace have {answers:,} tokens together, and a replay takes {MOST_ANSWER_TOKENS:,.0f} at most: "
+            f"give fewer --requests"
+        )
+    work_s = times.longest_s(trace)
+    if work_s > MOST_WORK_S:
+        raise ReplayError(
+            f"a replica would work {work_s:,.0f} s at the trace, and a replay takes {MOST_WORK_S:,.0f} at most: give fewer "
+            f"--requests, or a --calibration with shorter times"
+        )
+    load = min(sweep.loads)
+    length_s = times.saturated_s(trace, sweep.replicas) / load
+    if length_s > MOST_ARRIVALS_S:
+        raise ReplayError(
+            f"at load {load:g} the trace takes {length_s:,.0f} s, and a replay {MOST_ARRIVALS_S:,.0f} at most: give a higher "
+            f"--load, or fewer --requests"
+        )
 
 
 def _tasks(sweep: Sweep) -> Iterator[_Task]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -31,7 +32,9 @@ from kvpool.keys import KEY_BYTES
 from router.replay.errors import ReplayError
 
 MOONCAKE_BLOCK_TOKENS: Final = 512
-_LARGEST: Final = 1 << 40
+MOST_TOKENS: Final = 1 << 24
+"""Of a prompt, and of an answer: more than any model takes, and few enough to be computed one by one."""
+_LARGEST: Final = 1 << 53
 _GZIP: Final = b"\x1f\x8b"
 
 IntArray = npt.NDArray[np.int64]
@@ -111,11 +114,17 @@ def read(file: Path, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> Trace:
     """Returns the trace in `file`. Raises ReplayError, which names the line."""
     try:
         data = file.read_bytes()
-        text = (gzip.decompress(data) if data[:2] == _GZIP else data).decode()
-    except (OSError, EOFError, ValueError) as error:
-        raise ReplayError(f"the trace {file} cannot be read ({error}): give JSON lines, plain or gzipped") from error
+        text = (gzip.decompress(data) if data[:2] == _GZIP else data).decode("utf-8-sig")
+    except OSError as error:
+        if error.strerror is None:  # a gzip's own
+            raise ReplayError(f"the trace {file} is a damaged gzip file: give JSON lines, plain or gzipped") from error
+        raise ReplayError(f"the trace {file} cannot be read ({error.strerror}): check the path") from error
+    except (EOFError, zlib.error) as error:
+        raise ReplayError(f"the trace {file} is a damaged gzip file: give JSON lines, plain or gzipped") from error
+    except ValueError as error:  # no UTF-8; or a path that is none
+        raise ReplayError(f"the trace {file} is no text: give JSON lines, plain or gzipped") from error
     records = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             records.append(_record(line, f"line {number} of {file}", block_tokens))
     if not records:
@@ -180,31 +189,51 @@ def spread(stamps_s: FloatArray) -> tuple[FloatArray, float]:
     return arrival_s, float(starts[-1] - starts[0] + last)
 
 
+class _NoRequest(Exception):
+    """What is wrong with a line, in words."""
+
+
 def _record(line: str, where: str, block_tokens: int) -> tuple[int, int, int, list[int]]:
     """Returns timestamp, input, output, ids of full blocks. Raises ReplayError."""
     try:
-        record = json.loads(line)
-        stamp, given, answer = (_whole(record[name], name) for name in ("timestamp", "input_length", "output_length"))
-        ids = [_whole(one, "a hash id") for one in record["hash_ids"]]
-        if given < 1 or len(ids) != -(-given // block_tokens):
-            raise ValueError(f"{len(ids)} hash ids for {given} tokens in blocks of {block_tokens}")
-    except (ValueError, KeyError, TypeError) as error:
+        record = _object(line)
+        stamp = _whole(record, "timestamp", _LARGEST)
+        given, answer = (_whole(record, name, MOST_TOKENS) for name in ("input_length", "output_length"))
+        ids = record.get("hash_ids")
+        if not isinstance(ids, list) or not all(_is_whole(one, _LARGEST) for one in ids):
+            raise _NoRequest("hash_ids is no list of whole numbers")
+        if given < 1:
+            raise _NoRequest("input_length is 0")
+        if len(ids) != -(-given // block_tokens):
+            raise _NoRequest(f"{len(ids)} hash_ids for {given} tokens")
+    except _NoRequest as error:
         raise ReplayError(
-            f"{where} is no request of a Mooncake trace ({type(error).__name__}: {error}): it needs timestamp, input_length, "
+            f"{where} is no request of a Mooncake trace ({error}): it needs timestamp, input_length, "
             f"output_length, and hash_ids with one id for each block of {block_tokens} tokens"
         ) from error
-    return stamp, given, max(1, answer), ids[: given // block_tokens]
+    return stamp, given, max(1, answer), [int(one) for one in ids[: given // block_tokens]]
 
 
-def _whole(value: Any, name: str) -> int:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not 0 <= value < _LARGEST
-        or value != int(value)
-    ):
-        raise ValueError(f"{name} is a whole number from 0 on, got {value!r:.40}")
-    return int(value)
+def _object(line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        raise _NoRequest("it is no JSON") from None
+    if not isinstance(record, dict):
+        raise _NoRequest("it is no JSON object")
+    return record
+
+
+def _whole(record: dict[str, Any], name: str, most: int) -> int:
+    if name not in record:
+        raise _NoRequest(f"{name} is missing")
+    if not _is_whole(record[name], most):
+        raise _NoRequest(f"{name} is a whole number from 0 to {most:,}, got {record[name]!r:.40}")
+    return int(record[name])
+
+
+def _is_whole(value: Any, most: int) -> bool:
+    return type(value) in (int, float) and 0 <= value <= most and value == int(value)
 
 
 def _keys(count: int) -> npt.NDArray[np.uint8]:

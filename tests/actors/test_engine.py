@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -23,8 +24,9 @@ from actors.step import Piece
 from kvpool import BlockGeometry, KeyRoot, KeySpace, Pool, Region
 from kvpool.errors import GuardViolation
 from tests.fakes.engine_rig import SECRET, EngineRig
+from tests.fakes.scripted_constraint import ScriptedConstraint
 from tests.fakes.shared_pool import PoolView, SharedPool
-from tests.fakes.toy_model import ToyModel, continuation
+from tests.fakes.toy_model import ToyModel, continuation, next_token
 
 
 class Replicas:
@@ -193,21 +195,24 @@ def test_larger_than_the_pool_is_refused_with_the_numbers(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("prompt", "max_tokens", "words"),
+    ("prompt", "max_tokens", "sampling", "words"),
     [
-        ([], 1, "empty"),
-        ([2], 1, r"\[0, 2\)"),
-        ([-1], 1, r"\[0, 2\)"),
-        ([1], 0, "max_tokens"),
-        ([1] * 30, 1, "30 tokens.*30 tokens"),
+        ([], 1, {}, "empty"),
+        ([2], 1, {}, r"\[0, 2\)"),
+        ([-1], 1, {}, r"\[0, 2\)"),
+        ([1], 0, {}, "max_tokens"),
+        ([1] * 30, 1, {}, "30 tokens.*30 tokens"),
+        ([1], 1, {"logit_bias": ((191_222, -100.0),)}, r"\[0, 2\)"),
+        ([1], 1, {"allowed_token_ids": (2,)}, r"\[0, 2\)"),
+        ([1], 1, {"repetition_penalty": 0.0}, "repetition_penalty"),
     ],
 )
 def test_bad_requests_are_refused_and_harm_nobody(
-    tmp_path: Path, prompt: list[int], max_tokens: int, words: str
+    tmp_path: Path, prompt: list[int], max_tokens: int, sampling: dict[str, Any], words: str
 ) -> None:
     with EngineRig(tmp_path, context_tokens=30) as rig:
         with pytest.raises(RequestRefused, match=words):
-            rig.submit("bad", prompt, max_tokens)
+            rig.submit("bad", prompt, max_tokens, **sampling)
         rig.submit("good", [1])
         rig.wait("good")
 
@@ -236,9 +241,91 @@ def test_stop_tokens_end_a_request_and_min_tokens_delays_them(tmp_path: Path) ->
         rig.wait("eos", "ignored", "delayed")
         assert rig.tokens["eos"] == free[: free.index(2) + 1]
         assert rig.finished["eos"] == "stop"
+        assert rig.is_text["eos"] == [True] * (len(rig.tokens["eos"]) - 1) + [False]
+        assert all(rig.is_text["ignored"] + rig.is_text["delayed"])
         assert rig.tokens["ignored"] == free
         assert 2 not in rig.tokens["delayed"]
         assert len(rig.tokens["delayed"]) == 40
+
+
+def penalised(prompt: list[int], count: int, presence: float, frequency: float, repetition: float) -> list[int]:
+    """What the toy model says under penalties, greedily, by the book."""
+    tokens = list(prompt)
+    for _ in range(count):
+        logits = [0.0] * 50
+        logits[next_token(tokens, 50)] = 1.0
+        answer = tokens[len(prompt) :]
+        for token in set(tokens):
+            logits[token] /= repetition  # none is negative
+            logits[token] -= answer.count(token) * frequency + (token in answer) * presence
+        tokens.append(logits.index(max(logits)))
+    return tokens[len(prompt) :]
+
+
+def test_penalties_know_the_whole_answer_also_after_a_preemption(tmp_path: Path) -> None:
+    with EngineRig(tmp_path, blocks=7, block_tokens=4, vocab_size=50) as rig:
+        wanted = {"a": (0.5, 0.25, 1.0), "b": (-0.125, 0.5, 2.0), "c": (0.0, 0.0, 4.0), "d": (0.0, 0.0, 1.0)}
+        prompts = {name: [index, *range(8)] for index, name in enumerate(wanted)}
+        for name, (presence, frequency, repetition) in wanted.items():
+            penalties: dict[str, Any] = {
+                "presence_penalty": presence,
+                "frequency_penalty": frequency,
+                "repetition_penalty": repetition,
+            }
+            rig.submit(name, prompts[name], 15, **penalties)
+        rig.wait(*wanted)
+        for name, penalties_of in wanted.items():
+            assert rig.tokens[name] == penalised(prompts[name], 15, *penalties_of), name
+        assert rig.engine.preemptions > 0
+
+
+def test_biases_and_allowed_tokens_are_of_one_request_only(tmp_path: Path) -> None:
+    with EngineRig(tmp_path, vocab_size=50) as rig:
+        rig.submit("biased", [1, 2], 5, logit_bias=((7, 50.0),))
+        rig.submit("allowed", [1, 2], 5, allowed_token_ids=(30, 20), temperature=1.0)
+        rig.submit("plain", [1, 2], 5)
+        rig.wait("biased", "allowed", "plain")
+        assert rig.tokens["biased"] == [7] * 5
+        assert set(rig.tokens["allowed"]) <= {20, 30}
+        assert rig.tokens["plain"] == continuation([1, 2], 5, 50)
+
+
+def test_logprobs_are_the_models_own_whatever_the_request_changes(tmp_path: Path) -> None:
+    with EngineRig(tmp_path, vocab_size=10, eos=(9,)) as rig:
+        constraint = ScriptedConstraint([{4}, {9}], ready=False)
+        rig.submit("plain", [1], 3, ignore_eos=True)
+        rig.submit("told", [1], 3, ignore_eos=True, logprobs=0)
+        rig.submit("biased", [1], 2, logit_bias=((8, 99.0),), logprobs=2, temperature=0.5)
+        rig.submit("late", [1], 2, constraint=constraint, logprobs=1, min_tokens=2)
+        rig.wait("plain", "told", "biased")
+        constraint.ready = True
+        rig.wait("late")
+        likely, other = math.log(math.e / (math.e + 9)), math.log(1 / (math.e + 9))
+        for name, count in (("told", 0), ("biased", 2), ("late", 1)):
+            tokens = list(rig.tokens[name])
+            assert len(rig.logprobs[name]) == len(tokens)
+            for index, told in enumerate(rig.logprobs[name]):
+                says = next_token([1, *tokens[:index]], 10)
+                assert told.logprob == pytest.approx(likely if tokens[index] == says else other)
+                runner_up = 1 if says == 0 else 0
+                assert [token for token, _ in told.top] == [says, runner_up][:count]
+                assert [value for _, value in told.top] == pytest.approx([likely, other][:count])
+        assert rig.tokens["late"] == [4, 9]
+        assert rig.logprobs["plain"] == []
+
+
+def test_those_who_wait_begin_by_priority_then_arrival(tmp_path: Path) -> None:
+    gate = threading.Event()
+    with EngineRig(tmp_path, max_running=1) as rig:
+        rig.model.before_step = lambda pieces: wait_for(gate)
+        rig.submit("first", [1], priority=5)
+        while not rig.engine.running:
+            pass
+        for name, priority in (("d", 3), ("b", 0), ("e", 3), ("a", -1), ("c", 0)):
+            rig.submit(name, [1], priority=priority)
+        gate.set()
+        rig.wait(*"abcde")
+        assert list(rig.cached) == ["first", *"abcde"]
 
 
 def test_the_context_ends_a_request(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -19,8 +20,9 @@ from transformers import AutoModelForCausalLM
 
 from actors.config import EngineConfig, Membership, ModelConfig, PoolConfig, ReplicaConfig
 from actors.errors import ModelNotFound, ReplicaFailed, RequestRefused
+from actors.grammar import GrammarConstraint
 from actors.replica import Replica
-from actors.request import Admitted, Delta, GenerateRequest, Sampling
+from actors.request import Admitted, Delta, GenerateRequest, Grammar, Sampling
 from kvpool import PoolStats, Region, SharedMemoryTooSmall
 from kvpool.directory import DirectoryWriter, Space
 from kvpool.directory.memory import MemoryReader, MemoryServer, MemoryWriter
@@ -249,7 +251,7 @@ async def test_one_request_without_a_possible_token_fails_alone(replica: Replica
     neighbour = asyncio.create_task(collect(replica, request_of("hello", "good", 60, ignore_eos=True)))
     for temperature in (0.0, 1.0):
         impossible = request_of("x", "bad", stop_token_ids=everything, min_tokens=2, temperature=temperature)
-        with pytest.raises(ReplicaFailed, match="every token is forbidden"):
+        with pytest.raises(RequestRefused, match="min_tokens forbids an end"):
             await collect(replica, impossible)
     assert len(tokens_of((await neighbour)[1])) == 60
     await replica.check_health()
@@ -593,3 +595,95 @@ async def test_a_neighbour_that_is_killed_costs_the_others_nothing(checkpoint: P
     finally:
         built.close()
     assert os.listdir(tmp_path) == []
+
+
+AMBIGUOUS = Grammar("lark", 'start: x{1,3000}\nx: y{1,3000}\ny: "a" | "b"')
+
+
+@pytest.fixture
+def constraints(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[GrammarConstraint]:
+    """Every constraint that `replica` opens."""
+    opened: list[GrammarConstraint] = []
+    grammars = replica._grammars
+    original = grammars.open
+
+    async def open_and_note(grammar: Grammar, on_ready: Callable[[], None]) -> GrammarConstraint:
+        opened.append(await original(grammar, on_ready))
+        return opened[-1]
+
+    monkeypatch.setattr(grammars, "open", open_and_note)
+    return opened
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_an_answer_follows_its_grammar_and_ends_with_it(
+    replica: Replica, constraints: list[GrammarConstraint], temperature: float
+) -> None:
+    grammar = Grammar("regex", "[a-f]{5}(yes|no)")
+    request = request_of("hello", max_tokens=40, temperature=temperature, grammar=grammar)
+    _, deltas = await collect(replica, request)
+    assert re.fullmatch(grammar.text, text_of(deltas))
+    assert deltas[-1].finish_reason == "stop"
+    assert deltas[-1].stop_reason is None
+    assert [constraint._closed for constraint in constraints] == [True]
+
+
+async def test_the_empty_answer_ends_without_a_token(replica: Replica) -> None:
+    _, deltas = await collect(replica, request_of("hello", grammar=Grammar("regex", "")))
+    assert (text_of(deltas), tokens_of(deltas), deltas[-1].finish_reason) == ("", [], "stop")
+
+
+async def test_a_grammar_cut_off_by_the_length_says_so(replica: Replica) -> None:
+    _, deltas = await collect(replica, request_of("hello", max_tokens=3, grammar=Grammar("regex", "[a-f]{5}")))
+    assert deltas[-1].finish_reason == "length"
+    assert re.fullmatch("[a-f]{3}", text_of(deltas))
+
+
+async def test_a_bad_grammar_is_refused_before_anything_is_admitted(replica: Replica) -> None:
+    with pytest.raises(RequestRefused, match="nosuch") as caught:
+        await collect(replica, request_of("hello", grammar=Grammar("json_schema", '{"type": "nosuch"}')))
+    assert caught.value.param == "response_format"
+    assert replica._engine.waiting == replica._engine.running == 0
+
+
+async def test_a_constraint_is_closed_when_its_request_is_refused_or_left(
+    replica: Replica, constraints: list[GrammarConstraint]
+) -> None:
+    grammar = Grammar("regex", "[a-f]*")
+    with pytest.raises(RequestRefused):
+        await collect(replica, request_of([0] * 5000, grammar=grammar))
+    assert [constraint._closed for constraint in constraints] == [True]
+    unfinished = replica.generate(request_of("hello", max_tokens=300, ignore_eos=True, grammar=grammar))
+    await anext(unfinished)
+    await unfinished.aclose()
+    for _ in range(1000):
+        if constraints[1]._closed:
+            break
+        await asyncio.sleep(0.01)
+    assert constraints[1]._closed
+
+
+async def test_a_grammar_that_explodes_ends_its_own_request_and_no_other(replica: Replica) -> None:
+    plain = request_of("something else", "plain", 60, ignore_eos=True)
+    _, alone = await collect(replica, plain)
+    hostile = request_of("hello", "hostile", 200, min_tokens=150, grammar=AMBIGUOUS)
+    together = await asyncio.gather(collect(replica, plain), collect(replica, hostile), return_exceptions=True)
+    assert isinstance(together[1], RequestRefused)
+    assert not isinstance(together[0], BaseException)
+    assert tokens_of(together[0][1]) == tokens_of(alone)
+
+
+async def test_many_answers_follow_grammars_of_their_own(replica: Replica) -> None:
+    patterns = [f"[a-{last}]{{{count}}}" for last in "bdf" for count in (1, 7, 19)]
+    runs = await asyncio.gather(
+        *(
+            collect(
+                replica,
+                request_of(f"prompt {number}", f"r{number}", 40, temperature=1.0, grammar=Grammar("regex", one)),
+            )
+            for number, one in enumerate(patterns)
+        )
+    )
+    for pattern, (_, deltas) in zip(patterns, runs, strict=True):
+        assert re.fullmatch(pattern, text_of(deltas))
+        assert deltas[-1].finish_reason == "stop"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from actors.request import Sampling
 from actors.sampler import Draw, sample, uniform
+from actors.shaping import Shaper
 
 
 def draw(position: int = 0, choice: int = 0, forbidden: tuple[int, ...] = (), **sampling: Any) -> Draw:
@@ -24,6 +26,78 @@ def test_greedy_takes_the_lowest_id_of_equal_maxima() -> None:
 
 def test_forbidden_ids_are_never_taken() -> None:
     assert sample(torch.tensor([[0.0, 9.0, 3.0]]), [draw(temperature=0.0, forbidden=(1,))]) == [2]
+
+
+def only(*ids: int) -> Callable[[torch.Tensor], None]:
+    """A mask that lets nothing but `ids` come."""
+
+    def mask(row: torch.Tensor) -> None:
+        kept = row[list(ids)]
+        row.fill_(float("-inf"))
+        row[list(ids)] = kept
+
+    return mask
+
+
+def masked(mask: Callable[[torch.Tensor], None], *, forbidden: tuple[int, ...] = (), **sampling: Any) -> Draw:
+    return Draw(Sampling(1, **sampling), 0, 0, forbidden, None, mask)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mask_is_of_its_own_row(temperature: float) -> None:
+    logits = torch.tensor([[0.0, 900.0, 3.0], [0.0, 900.0, 3.0]])
+    assert sample(logits, [masked(only(0), temperature=temperature), draw(temperature=temperature)]) == [0, 1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_forbidden_comes_where_nothing_else_may(temperature: float) -> None:
+    """As the end of an answer that is complete before its min_tokens."""
+    logits = torch.tensor([[0.0, 9.0, 3.0]])
+    assert sample(logits.clone(), [masked(only(0, 2), forbidden=(2,), temperature=temperature)]) == [0]
+    assert sample(logits.clone(), [masked(only(2), forbidden=(1, 2), temperature=temperature)]) == [2]
+    assert sample(logits.clone(), [masked(only(), forbidden=(1, 2), temperature=temperature)]) == [None]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_without_a_mask_what_is_forbidden_never_comes(temperature: float) -> None:
+    draws = [draw(temperature=temperature, forbidden=(0, 1)), draw(temperature=temperature)]
+    assert sample(torch.tensor([[5.0, 5.0], [900.0, 5.0]]), draws) == [None, 0]
+
+
+def test_nothing_left_is_none_and_harms_no_other_row() -> None:
+    logits = torch.tensor([[0.0, 1.0, 3.0], [0.0, 1.0, 3.0]])
+    assert sample(logits, [masked(only()), draw(temperature=0.0)]) == [None, 2]
+
+
+def test_requests_shape_before_masks_and_filters() -> None:
+    """A bias raises nothing that is masked, and top-k counts what is left."""
+    logits = torch.tensor([[5.0, 0.0, 0.0, 4.0]]).repeat(200, 1)
+    shaper = Shaper.of(Sampling(1, logit_bias=((1, 8.0), (2, 6.0))), ())
+    draws = [Draw(Sampling(1, top_k=2), 0, position, (), shaper, only(0, 2, 3)) for position in range(200)]
+    assert set(sample(logits, draws)) == {0, 2}
+
+
+def test_shaped_rows_do_not_depend_on_the_batch() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(6, 300)
+    wanted: list[dict[str, Any]] = [
+        {"presence_penalty": 0.7, "repetition_penalty": 1.3},
+        {"logit_bias": ((5, 2.5), (9, -3.0))},
+        {"allowed_token_ids": tuple(range(40))},
+        {},
+        {"frequency_penalty": -0.3},
+        {"min_p": 0.01, "frequency_penalty": 1.0, "logit_bias": ((5, 2.5),)},
+    ]
+
+    def draw_of(row: int) -> Draw:
+        sampling = Sampling(1, seed=row, **wanted[row])
+        shaper = Shaper.of(sampling, range(row, 30))
+        if shaper is not None and shaper.seen is not None:
+            shaper.seen.catch_up([*range(row, 30), *range(20, 90), *range(row)])
+        return Draw(sampling, 0, row, (), shaper)
+
+    together = sample(logits.clone(), [draw_of(row) for row in range(6)])
+    assert together == [sample(logits[row : row + 1].clone(), [draw_of(row)])[0] for row in range(6)]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

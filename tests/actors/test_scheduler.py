@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,8 +37,8 @@ class Process:
         self.live: list[Sequence] = []
         self.planned: list[Work] = []
 
-    def add(self, name: str, prompt: list[int], max_tokens: int) -> Sequence:
-        request = GenerateRequest(name, tuple(prompt), Sampling(max_tokens, temperature=0.0))
+    def add(self, name: str, prompt: list[int], max_tokens: int, priority: int = 0) -> Sequence:
+        request = GenerateRequest(name, tuple(prompt), Sampling(max_tokens, temperature=0.0), priority=priority)
         sequence = Sequence.of(request, ROOT, KEYS, BLOCK_TOKENS, len(self.live) + 1)
         self.live.append(sequence)
         self.scheduler.add(sequence)
@@ -199,6 +200,85 @@ def test_a_copied_tail_is_let_go_before_the_request_decodes() -> None:
             assert pool.held_blocks() == len(set(again.table.blocks))
             process.commit()
         assert len(process.copies) == 1
+
+
+def test_who_waits_is_admitted_by_priority_then_arrival_and_nobody_who_runs_makes_room() -> None:
+    with opened(20) as pool:
+        process = Process(pool, max_running=1)
+        process.add("runs", prompt(4, 9), 5, priority=7)
+        process.step()
+        for number, priority in enumerate([0, 3, -2, 3, 0]):
+            process.add(f"{priority}/{number}", prompt(4, number), 1, priority=priority)
+        began: list[str] = []
+        while process.live:
+            process.plan()
+            began += [name for name in process.running if name not in began]
+            process.commit()
+        assert began == ["runs", "-2/2", "0/0", "0/4", "3/1", "3/3"]
+        assert process.scheduler.preemptions == 0
+
+
+def test_the_last_by_priority_then_arrival_makes_room() -> None:
+    """So the first always ends without having been preempted, whoever came before it."""
+    with opened(7) as pool:
+        process = Process(pool)
+        for number, priority in enumerate([1, 1, 0]):
+            process.add(f"r{number}", prompt(9, number), 15, priority=priority)
+        ended: list[str] = []
+        lost: set[str] = set()
+        while process.live:
+            before, running = list(process.live), set(process.running)
+            process.step()
+            ended += [sequence.request_id for sequence in before if sequence not in process.live]
+            lost |= running & set(process.waiting)
+        assert ended == ["r2", "r0", "r1"]
+        assert lost
+        assert "r2" not in lost
+
+
+def test_one_of_a_lower_priority_is_tried_though_an_older_one_finds_no_room() -> None:
+    with opened(10) as pool:
+        process = Process(pool)
+        process.add("runs", prompt(17, 1), 12)
+        process.step()
+        process.add("large", prompt(24, 2), 1, priority=1)
+        process.step()
+        process.step()
+        assert process.waiting == ["large"]
+        process.add("small", prompt(4, 3), 1, priority=0)
+        process.plan()
+        assert process.running == ["runs", "small"]
+        process.commit()
+        while process.live:
+            process.step()
+
+
+@pytest.mark.parametrize("preempted", [False, True])
+def test_who_has_logits_and_no_token_yet_keeps_its_place_and_computes_nothing(preempted: bool) -> None:
+    with opened(10) as pool:
+        process = Process(pool)
+        other = process.add("other", prompt(6, 1), 27)
+        waits = process.add("waits", prompt(8, 2), 2)
+        for _ in range(2):
+            planned = process.plan()
+            late = [work for work in planned if work.sequence is waits]
+            process.scheduler.commit(planned, {i: 5 for i, work in enumerate(planned) if work.sequence is other})
+            waits.logits = torch.zeros(1) if late else waits.logits
+        assert not late
+        assert (waits.pending, waits.computed, process.running) == (0, 8, ["other", "waits"])
+        assert waits.uncached == 0
+        while preempted and process.scheduler.running != [other]:
+            planned = process.plan()
+            process.scheduler.commit(planned, dict.fromkeys(range(len(planned)), 5))
+        assert (waits.logits is None) == preempted, "what was computed in blocks that are gone is computed again"
+        assert waits.pending == (8 if preempted else 0)
+        process.end(other)
+        if not preempted:
+            process.scheduler.commit([Work(waits, waits.computed, 0)], {0: 5})
+            waits.logits = None
+        while process.live:
+            process.step()
+        assert waits.generated == 2
 
 
 def reach(process: Process, state: str) -> Sequence:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.engine import StepOutput
-from actors.request import Delta, FinishReason, GenerateRequest, Sampling
+from actors.request import Delta, FinishReason, GenerateRequest, Sampling, TokenLogprob
 from actors.text_stream import TextStream
 
 
@@ -23,11 +23,23 @@ def stream(stop: tuple[str, ...] = (), *, stop_ids: tuple[int, ...] = (), includ
     return TextStream(GenerateRequest("r", (65,), sampling, stop=stop, include_stop_str_in_output=include), Letters())
 
 
-def outputs(text: str, reason: FinishReason | None = None) -> list[StepOutput]:
-    made = [StepOutput("r", token=ord(letter)) for letter in text]
-    if reason:
-        made[-1] = StepOutput("r", token=made[-1].token, finish_reason=reason)
-    return made
+def outputs(text: str, reason: FinishReason | None = None, *, logprobs: bool = False) -> list[StepOutput]:
+    """One step for each letter. Of those that end with "stop" the last says nothing else."""
+    last = len(text) - 1
+    return [
+        StepOutput(
+            "r",
+            token=ord(letter),
+            finish_reason=reason if index == last else None,
+            logprob=logprob(index) if logprobs else None,
+            is_text=index != last or reason != "stop",
+        )
+        for index, letter in enumerate(text)
+    ]
+
+
+def logprob(index: int) -> TokenLogprob:
+    return TokenLogprob(-index / 8, ((index, -0.5),))
 
 
 def test_admission_alone_sends_nothing() -> None:
@@ -61,11 +73,29 @@ def test_held_back_text_is_sent_when_the_sequence_ends_otherwise() -> None:
     assert text.feed(outputs("c", "length")) == Delta("bc", (99,), "length")
 
 
+def test_an_answer_that_is_complete_with_its_last_token_has_that_as_text() -> None:
+    ended = StepOutput("r", token=98, finish_reason="stop")
+    assert stream(("bc",)).feed([*outputs("a"), ended]) == Delta("ab", (97, 98), "stop", None)
+
+
+def test_an_end_without_a_token_sends_what_was_held_back() -> None:
+    text = stream(("bc",))
+    assert text.feed(outputs("ab")) == Delta("a", (97, 98))
+    assert text.feed([StepOutput("r", finish_reason="stop")]) == Delta("b", (), "stop", None)
+
+
+def test_logprobs_go_with_their_tokens_also_where_a_stop_string_cuts() -> None:
+    assert stream(("bc",)).feed(outputs("abcde", logprobs=True)) == Delta(
+        "a", (97, 98, 99), "stop", "bc", tuple(map(logprob, range(3)))
+    )
+    assert stream().feed(outputs("ab", "stop", logprobs=True)).logprobs == (logprob(0), logprob(1))
+
+
 @pytest.mark.parametrize("reason", ["length", "stop"])
 @given(text=st.text("abc", min_size=1, max_size=20), cuts=st.sets(st.integers(1, 19)), stop=st.text("abc", max_size=3))
 def test_cutting_into_steps_changes_nothing(text: str, cuts: set[int], stop: str, reason: FinishReason) -> None:
     stops = (stop,) if stop else ()
-    made = outputs(text, reason)
+    made = outputs(text, reason, logprobs=True)
     whole = stream(stops).feed(made)
     pieces, at, parts = stream(stops), 0, []
     for cut in [*sorted(cut for cut in cuts if cut < len(made)), len(made)]:
@@ -75,4 +105,6 @@ def test_cutting_into_steps_changes_nothing(text: str, cuts: set[int], stop: str
             break
     assert "".join(part.text for part in parts) == whole.text
     assert tuple(token for part in parts for token in part.token_ids) == whole.token_ids
+    assert tuple(one for part in parts for one in part.logprobs) == whole.logprobs
+    assert all(len(part.logprobs) == len(part.token_ids) for part in parts)
     assert (parts[-1].finish_reason, parts[-1].stop_reason) == (whole.finish_reason, whole.stop_reason)

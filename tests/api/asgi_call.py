@@ -70,7 +70,7 @@ class AsgiCall:
         return self.sent[0]["status"] if self.sent else None
 
 
-async def eventually(condition: Callable[[], object], within_s: float = 1.0) -> None:
+async def eventually(condition: Callable[[], object], within_s: float = 5.0) -> None:
     """Wait until `condition()` is true; fail after `within_s`."""
     deadline = asyncio.get_running_loop().time() + within_s
     while not condition():

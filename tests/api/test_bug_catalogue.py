@@ -99,20 +99,57 @@ async def test_c13_token_ids_outside_the_vocabulary(
 
 
 @PATHS
-@pytest.mark.parametrize("bias", [{"191222": -100}, {"1": 5}, {"x": 1}, [1], "x"])
-async def test_c14_logit_bias_never_reaches_the_replica(
+@pytest.mark.parametrize(
+    "bias", [{"191222": -100}, {"257": 1}, {"-1": 1}, {"x": 1}, {"1.5": 1}, {"01": 1}, {"9" * 5000: 1}, [1], "x"]
+)
+async def test_c14_logit_bias_outside_the_vocabulary_never_reaches_the_replica(
     client: httpx.AsyncClient, engine: FakeEngine, path: str, bias: Any
 ) -> None:
     error = error_of(await client.post(path, json=body_for(path, logit_bias=bias)), 400)
     assert error["param"] == "logit_bias"
+    assert engine.requests == []
     await still_serves(client, engine)
 
 
-@pytest.mark.parametrize("form", [{"type": "nosuch"}, {"type": "json_schema"}, {}, "text", {"type": "json_object"}])
-async def test_c16_response_formats_are_refused_before_scheduling(
-    client: httpx.AsyncClient, engine: FakeEngine, form: Any
+def _schema(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+BAD_FORMATS: list[Any] = [
+    {"type": "nosuch"},
+    {"type": "json_schema"},
+    {"type": "json_schema", "json_schema": {}},
+    {"type": "json_schema", "json_schema": {"name": "x"}},
+    {},
+    "text",
+    5,
+    _schema("x"),
+    _schema({"type": "nosuch"}),
+    _schema({"type": "string", "pattern": "("}),
+    _schema({"$ref": "#/$defs/missing"}),
+]
+
+
+@PATHS
+@MODES
+@pytest.mark.parametrize("form", BAD_FORMATS)
+async def test_c16_bad_response_formats_are_refused_before_scheduling(
+    client: httpx.AsyncClient, engine: FakeEngine, path: str, stream: bool, form: Any
 ) -> None:
-    assert error_of(await client.post(CHAT, json=chat_body(response_format=form)), 400)["param"] == "response_format"
+    response = await client.post(path, json=body_for(path, response_format=form, stream=stream))
+    assert error_of(response, 400)["param"].split(".")[0] == "response_format"
+    assert engine.requests == []
+
+
+@PATHS
+@pytest.mark.parametrize(
+    "outputs", [{"regex": "("}, {"choice": []}, {"grammar": "start: ("}, {"json": {"type": "nosuch"}}, {}, {"x": 1}, 5]
+)
+async def test_c16_bad_structured_outputs_are_refused_before_scheduling(
+    client: httpx.AsyncClient, engine: FakeEngine, path: str, outputs: Any
+) -> None:
+    error = error_of(await client.post(path, json=body_for(path, structured_outputs=outputs)), 400)
+    assert error["param"].split(".")[0] == "structured_outputs"
     assert engine.requests == []
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from cluster.api.reply import system_fingerprint
 from tests.api.calls import CHAT, chat_body, error_of
 from tests.api.conftest import CONTEXT
 from tests.api.sse_oracle import read_stream
@@ -29,6 +30,7 @@ async def test_whole_reply(client: httpx.AsyncClient, engine: FakeEngine) -> Non
         "object": "chat.completion",
         "created": 1234,
         "model": "org/tiny",
+        "system_fingerprint": system_fingerprint("org/tiny", CONTEXT),
         "choices": [
             {
                 "index": 0,
@@ -93,6 +95,7 @@ async def test_content_as_text_parts(client: httpx.AsyncClient, codec: ByteCodec
 
 
 async def test_null_content_of_an_assistant_with_tool_calls(client: httpx.AsyncClient, codec: ByteCodec) -> None:
+    codec.chat_template = "{{ tools }}<tool_call>"
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     messages: list[dict[str, Any]] = [
         {"role": "developer", "content": "Be brief."},

@@ -141,7 +141,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, completion_body(prompt="")),
     (COMPLETIONS, completion_body(prompt=[1, 99_999])),
     (COMPLETIONS, completion_body(prompt="x" * 128)),
-    (COMPLETIONS, completion_body(n=2)),
+    (COMPLETIONS, completion_body(suffix="x")),
     (COMPLETIONS, {"model": "org/tiny"}),
 ]
 

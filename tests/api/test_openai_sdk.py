@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 from actors.errors import ReplicaOverloaded
 from actors.request import GenerateRequest
 from tests.api.asgi_call import eventually
 from tests.api.calls import MODEL
+from tests.fakes.codec import ByteCodec
 from tests.fakes.engine import FakeEngine, Script
 
 
@@ -49,6 +52,47 @@ async def test_completions(sdk: openai.AsyncOpenAI) -> None:
     assert [choice.text for choice in reply.choices] == ["Hello world"] * 2
     stream = await sdk.completions.create(model=MODEL, prompt=[1, 2], stream=True)
     assert "".join([chunk.choices[0].text async for chunk in stream]) == "Hello world"
+
+
+async def test_choices_logprobs_and_fingerprint(sdk: openai.AsyncOpenAI) -> None:
+    reply = await sdk.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Hi"}],
+        n=2,
+        logprobs=True,
+        top_logprobs=2,
+        logit_bias={"5": 1},
+    )
+    assert reply.system_fingerprint
+    assert [choice.index for choice in reply.choices] == [0, 1]
+    told = reply.choices[1].logprobs
+    assert told is not None
+    assert told.content is not None
+    assert [(entry.token, entry.bytes, len(entry.top_logprobs)) for entry in told.content] == [
+        ("\x01", [1], 2),
+        ("\x02", [2], 2),
+    ]
+    old = await sdk.completions.create(model=MODEL, prompt="x", logprobs=1, echo=False, n=2)
+    assert old.choices[1].logprobs is not None
+    assert old.choices[1].logprobs.tokens == ["\x01", "\x02"]
+    assert old.choices[1].logprobs.text_offset == [0, 1]
+
+
+async def test_a_tool_call_streamed_and_whole(sdk: openai.AsyncOpenAI, engine: FakeEngine, codec: ByteCodec) -> None:
+    codec.chat_template = "{{ tools }}<tool_call>"
+    engine.script = Script.of(*'<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>')
+    tools: list[Any] = [{"type": "function", "function": {"name": "f"}}]
+    messages: list[Any] = [{"role": "user", "content": ""}]
+    whole = await sdk.chat.completions.create(model=MODEL, messages=messages, tools=tools, max_tokens=99)
+    assert whole.choices[0].finish_reason == "tool_calls"
+    (call,) = whole.choices[0].message.tool_calls or []
+    assert isinstance(call, ChatCompletionMessageFunctionToolCall)
+    assert (call.function.name, call.function.arguments) == ("f", '{"a": 1}')
+    async with sdk.chat.completions.stream(model=MODEL, messages=messages, tools=tools, max_tokens=99) as stream:
+        final = await stream.get_final_completion()
+    (same,) = final.choices[0].message.tool_calls or []
+    assert same.function.arguments == call.function.arguments
+    assert final.choices[0].finish_reason == "tool_calls"
 
 
 async def test_models(sdk: openai.AsyncOpenAI) -> None:

@@ -116,3 +116,68 @@ def test_threads_may_share_it(make: Make) -> None:
 def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ModelRefused, match="no tokenizer"):
         TransformersCodec(tmp_path, 1000)
+
+
+def test_decoding_tells_special_tokens_and_broken_characters(make: Make) -> None:
+    codec = TransformersCodec(make(), 1000)
+    ids = codec.encode("hé 🙂")
+    assert codec.decode(ids) == "<s>hé 🙂"
+    assert codec.decode(ids[1:-1]).startswith("hé \ufffd")
+    assert codec.decode([]) == ""
+    assert b"".join(codec.token_bytes(token) for token in ids) == "<s>hé 🙂".encode()
+
+
+def test_start_tokens_can_be_left_out_or_added(make: Make) -> None:
+    codec = TransformersCodec(make(), 1000)
+    assert codec.encode("x", add_special_tokens=False) == codec.encode("x")[1:]
+    messages = [{"role": "user", "content": "Hi"}]
+    assert codec.render_chat(messages, add_special_tokens=True) == [0, *codec.render_chat(messages)]
+
+
+def test_special_tokens(make: Make) -> None:
+    codec = TransformersCodec(make(), 1000)
+    assert codec.special_tokens == {"<s>": 0, "<t>": 1}
+    assert [token for token in range(codec.vocab_size) if codec.is_special(token)] == [0, 1]
+
+
+def test_who_goes_on_with_the_conversation(make: Make) -> None:
+    codec = TransformersCodec(make(), 1000)
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]
+    assert codec.decode(codec.render_chat(messages)).endswith("<t>assistant:Well, <t>assistant:")
+    without = codec.render_chat(messages, add_generation_prompt=False)
+    assert codec.decode(without).endswith("<t>assistant:Well, ")
+    within = codec.render_chat(messages, add_generation_prompt=False, continue_final_message=True)
+    assert codec.decode(within).endswith("<t>assistant:Well, ")
+    with pytest.raises(RequestRefused):
+        codec.render_chat(messages, add_generation_prompt=True, continue_final_message=True)
+
+
+def test_variables_and_tools_reach_the_template(make: Make) -> None:
+    codec = TransformersCodec(make("{{ mood }} {{ tools | tojson if tools else 'none' }}"), 1000)
+    messages = [{"role": "user", "content": "x"}]
+    assert codec.decode(codec.render_chat(messages, variables={"mood": "good"})) == "good none"
+    tool = {"type": "function", "function": {"name": "add"}}
+    assert '"add"' in codec.decode(codec.render_chat(messages, tools=[tool]))
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "conversation", "chat_template", "tokenize", "tools", "documents", "tokenizer_kwargs"]
+)
+def test_variables_cannot_steer_the_rendering(make: Make, name: str) -> None:
+    codec = TransformersCodec(make(), 1000)
+    with pytest.raises(RequestRefused) as refused:
+        codec.render_chat([{"role": "user", "content": "x"}], variables={name: "{{ 1 }}"})
+    assert refused.value.param == "chat_template_kwargs"
+
+
+def test_the_template_that_is_told(make: Make) -> None:
+    assert TransformersCodec(make(), 1000).chat_template == TEMPLATE
+    assert TransformersCodec(make(None), 1000).chat_template is None
+
+
+def test_the_tokenizer_for_grammars_is_made_once(make: Make) -> None:
+    codec = TransformersCodec(make(), 1000)
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: codec.grammar_tokenizer(), range(8)))
+    assert all(one is made[0] for one in made)
+    assert made[0].decode_bytes(codec.encode("é", add_special_tokens=False)) == "é".encode()

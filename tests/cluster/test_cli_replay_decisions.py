@@ -65,7 +65,7 @@ def test_all_policies_as_a_table(log: Path, capsys: pytest.CaptureFixture[str]) 
     assert rows.keys() == POLICIES.keys()
     assert rows["affinity"][1:6] == ["10", "10", "0", "1,600", "0"]
     assert rows["cost"][2] in map(str, range(11))
-    assert "left out: 1 fallbacks, 1 lines that are no records" in lines
+    assert "left out: 1 fallback, 1 line without a record" in lines
     assert any(line.startswith("measured: of 0 tokens predicted for 2 requests 0 were cached; first") for line in lines)
     assert max(map(len, lines)) <= 120
 
@@ -85,8 +85,49 @@ def test_an_option_changes_the_outcome(log: Path, capsys: pytest.CaptureFixture[
     assert told(capsys)["runs"][0]["replayed"]["predicted_tokens"] == 1600
 
 
+def test_several_policies_each_once(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replay_decisions.run(log, "affinity, cost,affinity", True)
+    assert [run["policy"] for run in told(capsys)["runs"]] == ["affinity", "cost"]
+    replay_decisions.run(log, "cost,all", True)
+    assert [run["policy"] for run in told(capsys)["runs"]] == ["cost", *(name for name in POLICIES if name != "cost")]
+
+
+def test_every_column_is_explained(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replay_decisions.run(log, "cost", False)
+    said = capsys.readouterr().out
+    head, _, legend = said.partition("\n\n")
+    for name in set(head.splitlines()[0].split()) - {"POLICY", "DECISIONS", "WAS"}:
+        assert any(line.startswith(f"{name} ") for line in legend.splitlines()), name
+    assert "WAS" in legend
+    assert max(map(len, said.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(
+    "setting", ["router.policy=affinity", "policy=affinity", "decision_log=x", "engine.max_running=8"]
+)
+def test_an_option_without_effect_is_refused(log: Path, setting: str) -> None:
+    with pytest.raises(UsageError, match=r"--set \S+ (has no effect|is no option of the router)"):
+        replay_decisions.run(log, "cost", True, [setting])
+
+
+def test_lines_with_impossible_values_are_counted_and_change_nothing(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replay_decisions.run(log, "all", True)
+    before = told(capsys)
+    first = json.loads(log.read_bytes().splitlines()[0])
+    log.write_bytes(log.read_bytes() + b"\n")
+    with log.open("a") as file:
+        for changes in ({"prompt_tokens": 10**30}, {"reuse_share": float("inf")}, {"output_tokens": 10**25}):
+            file.write(json.dumps(first | changes) + "\n")
+    replay_decisions.run(log, "all", True)
+    after = told(capsys)
+    assert after["malformed_lines"] == before["malformed_lines"] + 3
+    assert after["runs"] == before["runs"]
+
+
 def test_an_unknown_policy(log: Path) -> None:
-    with pytest.raises(UsageError, match=r"router\.policy cannot be 'fastest'.*cost"):
+    with pytest.raises(UsageError, match=r"--policy fastest is no routing policy: choose from all, .*cost"):
         replay_decisions.run(log, "fastest", True)
 
 
@@ -111,4 +152,4 @@ def test_only_fallbacks_are_told_as_such(tmp_path: Path, capsys: pytest.CaptureF
     replay_decisions.run(path, "cost", False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ["cost", "0", "0", "0", "0", "0", "-", "-", "-", "-"]
-    assert lines[3] == "left out: 1 fallbacks"
+    assert lines[3] == "left out: 1 fallback"

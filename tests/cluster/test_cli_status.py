@@ -133,6 +133,17 @@ def test_without_a_router(status: Command) -> None:
     assert "cluster    1 replica, 8 blocks, no token asked for yet" in done.stdout
 
 
+def test_a_decision_log_is_told_of_and_first_of_all_that_it_fails(status: Command, engine: FakeEngine) -> None:
+    log = {"path": "/logs/d.jsonl", "written": 1200, "dropped": 3, "failed": 0, "problem": ""}
+    engine.report = ROUTING | {"decision_log": log}
+    assert "log        /logs/d.jsonl: 1,200 written, 3 dropped, 0 failed" in status().stdout.splitlines()
+    engine.report = ROUTING | {"decision_log": log | {"failed": 7, "problem": "No space left on device"}}
+    (line,) = (line for line in status().stdout.splitlines() if line.startswith("log "))
+    assert "cannot be written (No space left on device): check router.decision_log; 1,200 written" in line
+    engine.report = ROUTING
+    assert "\nlog " not in status().stdout
+
+
 def test_json(status: Command, engine: FakeEngine) -> None:
     engine.report = ROUTING
     report = json.loads(status("--json").stdout.splitlines()[-1])

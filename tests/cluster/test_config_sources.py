@@ -185,3 +185,68 @@ def test_addresses_that_are_none_are_refused_without_repeating_them(url: str) ->
     with pytest.raises(UsageError, match="redis://") as caught:
         load(None, {"KVATLAS_DIRECTORY__REDIS_URL": url}, {})
     assert "pw" not in str(caught.value)
+
+
+KEY = "alice-0123456789-key"
+
+
+@pytest.mark.parametrize("form", ["variable", "file"])
+def test_api_keys_are_never_shown(tmp_path: Path, form: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"alice:{KEY}\n")
+    env = (
+        {"KVATLAS_HTTP__API_KEYS": f"alice:{KEY}"} if form == "variable" else {"KVATLAS_HTTP__API_KEYS_FILE": str(file)}
+    )
+    loaded = load(None, env, {})
+    assert KEY not in repr(loaded)
+    assert (loaded.config.http.api_keys, loaded.config.http.api_keys_file) == (
+        (f"alice:{KEY}", "") if form == "variable" else ("", str(file))
+    )
+
+
+@pytest.mark.parametrize(
+    ("http", "words"),
+    [
+        ({"api_keys": "alice"}, ["http.api_keys", "entry 1", "NAME:KEY"]),
+        ({"api_keys": "alice:short"}, ["http.api_keys", "entry 1", "5 characters"]),
+        ({"api_keys": " "}, ["http.api_keys", "no key"]),
+        ({"api_keys_file": "FILE"}, ["http.api_keys_file", "FILE", "entry 2"]),
+        ({"api_keys_file": "FILE.none"}, ["http.api_keys_file", "FILE.none", "No such file"]),
+        ({"api_keys": f"alice:{KEY}", "api_keys_file": "FILE"}, ["keep one"]),
+        ({"salt_per_key": "true"}, ["http.salt_per_key", "http.api_keys_file"]),
+    ],
+)
+def test_a_mistake_about_api_keys_is_named_with_its_fix(tmp_path: Path, http: dict[str, str], words: list[str]) -> None:
+    file = str(tmp_path / "keys")
+    Path(file).write_text(f"alice:{KEY}\nbob-and-{KEY}\n")
+    env = {f"KVATLAS_HTTP__{name.upper()}": value.replace("FILE", file) for name, value in http.items()}
+    with pytest.raises(UsageError) as caught:
+        load(None, env, {})
+    for word in words:
+        assert word.replace("FILE", file) in str(caught.value)
+    assert KEY not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("origins", "is_right"),
+    [
+        ("https://a.example.com", True),
+        ("http://localhost:3000 https://b.example.com  http://[::1]:8080", True),
+        ("*", False),
+        ("https://*.example.com", False),
+        ("null", False),
+        ("https://a.example.com/", False),
+        ("https://a.example.com/chat", False),
+        ("https://A.example.com", False),
+        ("https://a.example.com,https://b.example.com", False),
+        ("a.example.com", False),
+        ("https://a.example.com:0", False),
+    ],
+)
+def test_origins_are_exact(origins: str, is_right: bool) -> None:
+    if is_right:
+        assert load(None, {"KVATLAS_HTTP__CORS_ORIGINS": origins}, {}).config.http.cors_origins == origins
+        return
+    with pytest.raises(UsageError, match=r"http\.cors_origins cannot be .* exact origins"):
+        load(None, {"KVATLAS_HTTP__CORS_ORIGINS": origins}, {})

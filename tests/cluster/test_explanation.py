@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from cluster.explanation import explanation
 from tests.router.scene import Scene, keys
 
@@ -70,3 +72,39 @@ def test_a_lone_candidate_and_no_key() -> None:
     found = told(scene, prompt_tokens=3)
     assert found["candidates"][0]["matched_tokens"] == 0
     assert found["outcome"] == "no_prefix"
+
+
+UNKNOWN = {
+    "cached_tokens",
+    "free_tokens",
+    "prefill_tokens_per_s",
+    "waiting_requests",
+    "held_tokens",
+    "decode_interference_s",
+}
+
+
+def test_what_is_not_known_of_a_candidate_is_null_and_not_nothing() -> None:
+    scene = Scene()
+    scene.hear("r0")
+    known, *others = told(scene, 1)["candidates"]
+    assert None not in {known[name] for name in UNKNOWN}
+    for one in others:
+        assert {name for name in UNKNOWN if one[name] is None} == UNKNOWN
+        assert (one["queued_tokens"], one["running_requests"]) == (0, 0)
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_fallback_knows_what_is_booked_and_no_more(silent: bool) -> None:
+    """Whether there never was a directory, or it is silent and its pools are still listed."""
+    scene = Scene(directory=silent)
+    if silent:
+        scene.hear("r0", held=[1], queued_prefill_tokens=700)
+        scene.now += 60.0
+    with scene.service.ticket("booked", keys(1, 2), 70, 10):
+        booked = scene.route("booked")
+        found = told(scene, 1)
+    assert found["outcome"] == "fallback"
+    for one in found["candidates"]:
+        assert {name for name in UNKNOWN if one[name] is None} == UNKNOWN
+        assert one["queued_tokens"] == (70 if one["replica_id"] == booked else 0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.errors import ReplicaFailed
-from actors.request import Admitted, Delta, Event, FinishReason, GenerateRequest
+from actors.request import Admitted, Delta, Event, FinishReason, GenerateRequest, TokenLogprob
 from actors.status import ReplicaStatus
 
 READY = ReplicaStatus(
@@ -129,7 +129,8 @@ class Script:
     It waits `admit_delay_s`, raises `refusal` or admits, then sends `deltas` with `delay_s` before each. After
     `fail_after` deltas it raises `failure`. `endless` repeats the deltas for ever, `max_tokens` or not.
     `finish_reason` None leaves the stream without an end. `readmissions` follow the first `Admitted`, as when a replica died
-    before its first token.
+    before its first token. Who asks for log probabilities gets `logprob` for every token, and as alternatives the ids from 0
+    on, each less likely by one.
     """
 
     deltas: tuple[tuple[str, tuple[int, ...]], ...] = (("Hello", (1,)), (" world", (2,)))
@@ -145,6 +146,7 @@ class Script:
     fail_after: int | None = None
     failure: BaseException = _STEP_THREAD_DIED
     endless: bool = False
+    logprob: float = -0.5
 
     @staticmethod
     def of(*texts: str) -> Script:
@@ -154,6 +156,14 @@ class Script:
     def but(self, **changes: object) -> Script:
         """This script with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _logprobs(request: GenerateRequest, script: Script, ids: tuple[int, ...]) -> tuple[TokenLogprob, ...]:
+    count = request.sampling.logprobs
+    if count is None:
+        return ()
+    top = tuple((other, script.logprob - other) for other in range(count))
+    return tuple(TokenLogprob(script.logprob, top) for _ in ids)
 
 
 class FakeEngine:
@@ -210,15 +220,16 @@ class FakeEngine:
                 await asyncio.sleep(script.delay_s)
                 sent += 1
                 room -= len(ids)
+                told = _logprobs(request, script, ids)
                 if script.endless:
-                    yield Delta(text, ids)
+                    yield Delta(text, ids, logprobs=told)
                 elif room <= 0 and script.finish_reason is not None:
-                    yield Delta(text, ids, "length")
+                    yield Delta(text, ids, "length", logprobs=told)
                     return
                 elif index + 1 < len(script.deltas) or script.finish_reason is None:
-                    yield Delta(text, ids)
+                    yield Delta(text, ids, logprobs=told)
                 else:
-                    yield Delta(text, ids, script.finish_reason, script.stop_reason)
+                    yield Delta(text, ids, script.finish_reason, script.stop_reason, told)
             if sent == script.fail_after:
                 raise script.failure
             if not script.endless:

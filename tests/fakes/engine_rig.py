@@ -13,9 +13,10 @@ from types import TracebackType
 from typing import Any
 
 from actors.config import EngineConfig
+from actors.constraint import Constraint
 from actors.engine import Engine, StepOutput
 from actors.model import PagedModel
-from actors.request import GenerateRequest, Sampling
+from actors.request import GenerateRequest, Sampling, TokenLogprob
 from kvpool import BlockGeometry, KeyRoot, KeySpace, Pool, Region
 from kvpool.storage import copy_block, kv_tensor
 from tests.fakes.toy_model import ToyModel
@@ -53,6 +54,9 @@ class EngineRig:
         self.tokens: dict[str, list[int]] = defaultdict(list)
         self.cached: dict[str, int] = {}
         self.finished: dict[str, str] = {}
+        self.logprobs: dict[str, list[TokenLogprob]] = defaultdict(list)
+        self.is_text: dict[str, list[bool]] = defaultdict(list)
+        self.failures: dict[str, Exception] = {}
         self._changed = threading.Condition()
         self.engine = Engine(
             paged_model or self.model,
@@ -72,11 +76,14 @@ class EngineRig:
         max_tokens: int = 4,
         salt: str = "",
         predicted_tokens: int = 0,
+        priority: int = 0,
+        constraint: Constraint | None = None,
         **sampling: Any,
     ) -> None:
-        """Queue a greedy request."""
-        chosen = Sampling(max_tokens, temperature=0.0, **sampling)
-        self.engine.submit(GenerateRequest(request_id, tuple(prompt), chosen, salt=salt), predicted_tokens)
+        """Queue a request, a greedy one unless a temperature is given."""
+        chosen = Sampling(max_tokens, **{"temperature": 0.0, **sampling})
+        request = GenerateRequest(request_id, tuple(prompt), chosen, salt=salt, priority=priority)
+        self.engine.submit(request, predicted_tokens, constraint)
 
     def wait(self, *request_ids: str, timeout_s: float = 20.0) -> None:
         """Until all of `request_ids` ended."""
@@ -101,10 +108,14 @@ class EngineRig:
                     self.cached[output.request_id] = output.cached_tokens
                 if output.token is not None:
                     self.tokens[output.request_id].append(output.token)
+                    self.is_text[output.request_id].append(output.is_text)
+                if output.logprob is not None:
+                    self.logprobs[output.request_id].append(output.logprob)
                 if output.finish_reason is not None:
                     self.finished[output.request_id] = output.finish_reason
                 if output.failure is not None:
                     self.finished[output.request_id] = f"failed: {output.failure}"
+                    self.failures[output.request_id] = output.failure
             self._changed.notify_all()
 
     def __enter__(self) -> EngineRig:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from router import decision_log
-from router.decision_log import DecisionLog, Entry, Reading
+from router.decision_log import DecisionLog, DecisionLogRefused, Entry, Reading, check, place
 from router.decision_record import Decided, Measured, Record, decided, to_line
 from tests.router.decisions import a_decision, a_ticket
 
@@ -162,3 +162,50 @@ def test_a_record_may_be_made_by_the_log_s_thread(path: Path) -> None:
     log.close()
     assert list(Reading(path)) == [measured(1)]
     assert made_in == ["kvatlas-decision-log"]
+
+
+def test_a_place_that_is_none_is_known_before_anything_is_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = DecisionLog(tmp_path)
+    wait_for(lambda: bool(log.report()["problem"]))
+    log.close()
+    assert (log.report()["failed"], log.report()["written"]) == (0, 0)
+    assert "router.decision_log" in caplog.text
+    assert list(tmp_path.parent.glob(f"{tmp_path.name}*.lock")) == []
+
+
+def test_a_log_that_is_taken_away_goes_on(path: Path) -> None:
+    log = DecisionLog(path)
+    log.put(measured(1))
+    wait_for(lambda: log.counts["written"] == 1)
+    path.unlink()
+    log.put(measured(2))
+    log.close()
+    assert list(Reading(path)) == [measured(2)]
+    assert log.report()["problem"] == ""
+
+
+def test_a_line_that_was_torn_costs_no_other_record(path: Path) -> None:
+    path.write_bytes(to_line(measured(1)) + to_line(measured(2))[:-9])
+    for number in (3, 4):
+        log = DecisionLog(path)
+        log.put(measured(number))
+        log.close()
+    reading = Reading(path)
+    assert list(reading) == [measured(1), measured(3), measured(4)]
+    assert reading.malformed == 1
+
+
+def test_the_option_is_checked_in_a_sentence(tmp_path: Path) -> None:
+    check("")
+    check(str(tmp_path / "new" / "log.jsonl"))
+    with pytest.raises(DecisionLogRefused, match=r"is a directory; set router\.decision_log"):
+        check(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_home_that_is_none_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/a/home")
+    assert place("~/log") == Path("/a/home/log")
+    assert place("~nobody-of-this-name/log") == Path("~nobody-of-this-name/log")

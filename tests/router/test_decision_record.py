@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from router.counterfactual import rerun
 from router.decision import RouteDecision
 from router.decision_record import Decided, MalformedRecord, Measured, decided, from_line, to_line
-from router.policy import decide
+from router.policy import POLICIES, decide
 from router.route_config import RouteConfig
 from router.view import COLUMNS, RouteRequest, View
 from tests.router.decisions import PROMPT_TOKENS, a_decision, a_ticket, a_view, unheard_added
@@ -94,9 +96,8 @@ def test_columns_that_nobody_gave_are_left_out() -> None:
 @pytest.mark.parametrize("value", [0.0, 1e-12, 0.02, 1.0, 123456.0, 999999.5, 1234567.0, 3.3e18, -7.125, 1e-300])
 def test_floats_keep_six_digits(value: float) -> None:
     view = replace(a_view(), decode_interference_s=np.array([value, 0.0, 0.5]))
-    back = from_line(to_line(decided(1.0, a_ticket(), replace(a_decision(), view=view))))
-    assert isinstance(back, Decided)
-    assert back.view.decode_interference_s.tolist() == pytest.approx([value, 0.0, 0.5], rel=5.1e-6, abs=0.0)
+    told = json.loads(to_line(decided(1.0, a_ticket(), replace(a_decision(), view=view))))
+    assert told["columns"]["decode_interference_s"] == pytest.approx([value, 0.0, 0.5], rel=5.1e-6, abs=0.0)
 
 
 def test_a_session_is_hashed_and_a_prompt_is_not_there() -> None:
@@ -165,3 +166,60 @@ def test_columns_of_unequal_length_are_no_record() -> None:
     told["columns"]["running"].append(1)
     with pytest.raises(MalformedRecord):
         from_line(json.dumps(told).encode())
+
+
+WILD: list[Any] = [
+    None, True, -1, 0, 1, 0.5, -0.5, 1e-300, 1e30, 10**18, 10**25, -(2**63), math.nan, math.inf, -math.inf, 1e308,
+    "", "1", "\ud800", [], [None, None, None], {},
+]  # fmt: skip
+
+
+def altered(told: Any, path: tuple[Any, ...], value: Any) -> bytes:
+    """The record with `value` at `path`, as a line."""
+    copy = json.loads(json.dumps(told))
+    place = copy
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    return json.dumps(copy).encode()
+
+
+def places(told: Any) -> list[tuple[Any, ...]]:
+    """Every field, every column, and the first value of each."""
+    found: list[tuple[Any, ...]] = [(name,) for name in told]
+    for name in told.get("columns", {}):
+        found += [("columns", name), ("columns", name, 0)]
+    return found
+
+
+FULL = replace(
+    a_view(), waiting=np.array([1, 0, 2]), held_tokens=np.array([5, 6, 7]), decode_interference_s=np.full(3, 0.5)
+)
+
+
+@pytest.mark.parametrize("record", [decided(1.0, a_ticket(session="s"), a_decision("cost", FULL)), MEASURED])
+def test_any_value_anywhere_is_refused_or_harmless(record: Decided | Measured) -> None:
+    """Whatever a line says, it is no record or one that every policy decides on, in finite numbers and without a warning."""
+    told = json.loads(to_line(record))
+    configs = {name: RouteConfig(name) for name in POLICIES}  # type: ignore[arg-type]
+    refused = taken = 0
+    for path in places(told):
+        for value in WILD:
+            try:
+                back = from_line(altered(told, path, value))
+            except MalformedRecord:
+                refused += 1
+                continue
+            taken += 1
+            runs, reality = rerun([back, MEASURED], configs, seed=1)
+            text = json.dumps([*(run.told() for run in runs), reality.told()], allow_nan=False)
+            assert "-" not in re.sub(r"e-\d+", "", text), (path, value)
+    assert refused > taken > 0
+
+
+@pytest.mark.parametrize("name", sorted({*COLUMNS} - {"decode_interference_s"}))
+def test_only_one_column_may_have_nothing_in_it(name: str) -> None:
+    told = json.loads(to_line(decided(1.0, a_ticket(), a_decision("cost", FULL))))
+    with pytest.raises(MalformedRecord):
+        from_line(altered(told, ("columns", name), [None, None, None]))
+    assert from_line(altered(told, ("columns", "decode_interference_s"), [None, None, None]))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from router import rotating_file
-from router.rotating_file import RotatingFile, chains
+from router.rotating_file import RotatingFile, chains, refusal
 
 
 class Files:
@@ -120,3 +121,127 @@ def test_chains_are_the_files_of_each_name_oldest_first(files: Files) -> None:
 def test_no_file_no_chain(tmp_path: Path) -> None:
     assert chains(tmp_path / "log.jsonl") == []
     assert chains(tmp_path / "nowhere" / "log.jsonl") == []
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def _replaced(path: Path) -> None:
+    path.unlink()
+    path.write_bytes(b"new\n")
+
+
+@pytest.mark.parametrize(
+    ("harm", "found"),
+    [
+        (Path.unlink, b"b\n"),
+        (lambda path: path.rename(path.with_name("old")), b"b\n"),
+        (lambda path: shutil.rmtree(path.parent), b"b\n"),
+        (lambda path: path.parent.rename(path.parent.with_name("old")), b"b\n"),
+        (_replaced, b"new\nb\n"),
+        (_cut, b"b\n"),
+    ],
+)
+def test_a_file_that_somebody_takes_away_is_there_again_at_the_next_write(
+    files: Files, harm: Callable[[Path], None], found: bytes
+) -> None:
+    file = files.open(max_bytes=8, keep=2)
+    before = len(os.listdir("/proc/self/fd"))
+    file.write(b"a\n")
+    harm(files.path)
+    file.write(b"b\n")
+    assert file.path == files.path
+    assert files.path.read_bytes() == found
+    for _ in range(4):  # and goes on to be moved aside
+        file.write(b"c....\n")
+    assert files.contents().keys() >= {"log.jsonl", "log.jsonl.1"}
+    assert len(os.listdir("/proc/self/fd")) == before
+    second = files.open()
+    assert second.path.name == "log-1.jsonl", "the name is still taken"
+
+
+def test_a_place_that_is_gone_and_taken_by_another_process(files: Files) -> None:
+    first = files.open()
+    first.write(b"a\n")
+    shutil.rmtree(files.path.parent)
+    second = files.open()
+    assert second.path == files.path
+    first.write(b"b\n")
+    second.write(b"c\n")
+    assert files.contents() == {"log.jsonl": b"c\n", "log-1.jsonl": b"b\n"}
+
+
+@pytest.mark.parametrize("torn", [b"half", b"whole\nhalf", b"\n\x00"])
+@pytest.mark.parametrize("while_open", [False, True])
+def test_a_torn_line_is_ended_before_the_next_one(files: Files, torn: bytes, while_open: bool) -> None:
+    files.path.parent.mkdir()
+    if while_open:
+        file = files.open(max_bytes=100)
+        file.write(torn)  # a disk that took a part of it
+    else:
+        files.path.write_bytes(torn)
+        file = files.open(max_bytes=100)
+    file.write(b"next\n")
+    file.write(b"last\n")
+    assert files.contents() == {"log.jsonl": torn + b"\nnext\nlast\n"}
+
+
+def test_a_torn_line_that_is_moved_aside_leaves_nothing_in_the_new_file(files: Files) -> None:
+    file = files.open(max_bytes=10)
+    file.write(b"half")
+    file.write(b"123456\n")
+    assert files.contents() == {"log.jsonl.1": b"half", "log.jsonl": b"123456\n"}
+
+
+def _directory(path: Path) -> None:
+    path.mkdir(parents=True)
+
+
+def _pipe(path: Path) -> None:
+    path.parent.mkdir()
+    os.mkfifo(path)
+
+
+def _device(path: Path) -> None:
+    path.parent.mkdir()
+    path.symlink_to("/dev/null")
+
+
+@pytest.mark.parametrize("make", [_directory, _pipe, _device])
+def test_what_is_no_file_is_refused_without_waiting_or_leaving_anything(
+    files: Files, make: Callable[[Path], None]
+) -> None:
+    make(files.path)
+    before = sorted(os.listdir(files.path.parent)), len(os.listdir("/proc/self/fd"))
+    assert refusal(files.path)
+    with pytest.raises(OSError, match="regular file"):
+        files.open()
+    assert (sorted(os.listdir(files.path.parent)), len(os.listdir("/proc/self/fd"))) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "word"),
+    [
+        ("", "is a directory"),
+        ("file/log.jsonl", "file is no directory"),
+        ("file/new/log.jsonl", "file is no directory"),
+        ("x" * 300, "no path of a file"),
+        ("a\0b", "no path of a file"),
+        ("new/log.jsonl", ""),
+        ("file", ""),
+    ],
+)
+def test_a_place_that_is_none_is_known_beforehand(tmp_path: Path, path: str, word: str) -> None:
+    (tmp_path / "file").touch()
+    told = refusal(tmp_path / path)
+    assert word in told
+    assert bool(told) == bool(word)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_rights_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # whoever runs the tests may have all of them
+    (tmp_path / "file").touch()
+    assert refusal(tmp_path / "file") == "may not be written to"
+    assert refusal(tmp_path / "new" / "log") == f"cannot be made: {tmp_path} may not be written to"

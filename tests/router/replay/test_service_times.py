@@ -22,6 +22,9 @@ def test_the_file_that_is_shipped_is_the_default_and_says_how_it_came_about() ->
     assert "not measured" in " ".join(json.loads(SHIPPED.read_text())["comment"])
 
 
+WILD: list[Any] = [1e300, 10**400, 10**30, -1, None, "1", [], float("nan"), True]
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -33,6 +36,8 @@ def test_the_file_that_is_shipped_is_the_default_and_says_how_it_came_about() ->
         ("max_running", True),
         ("step_tokens", 0),
         ("step_tokens", QUICK.max_running),
+        *((name, value) for name in asdict(QUICK) for value in WILD),
+        ("token_s", 1e-300),
     ],
 )
 def test_what_no_replica_takes_is_refused(tmp_path: Path, name: str, value: Any) -> None:
@@ -42,7 +47,20 @@ def test_what_no_replica_takes_is_refused(tmp_path: Path, name: str, value: Any)
         read(file)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"token_s": 1}'])
+def test_one_replica_needs_at_most_what_all_work_and_the_longest_request_take() -> None:
+    trace = trace_of([[1, 2, 3]] * 4, output_tokens=9)
+    bound_s = QUICK.longest_s(trace)
+    assert bound_s >= QUICK.work_s(trace, np.zeros(4, np.int64)).sum() + 9 * QUICK.weights_s
+    assert replace(QUICK, weights_s=1.0).longest_s(trace) > bound_s + 9 * 0.9
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent", tmp_path):
+        with pytest.raises(ReplayError, match="cannot be read"):
+            read(path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"token_s": 1}', "[" * 100_000, "null", "\ufeff7"])
 def test_what_is_no_calibration_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "calibration.json"
     file.write_text(text)

@@ -85,3 +85,11 @@ def test_rates_begin_wrong_by_the_factor_that_is_asked_for() -> None:
     assert wrong.prefill_tokens_per_s == pytest.approx(2 * right.prefill_tokens_per_s)
     assert wrong.decode_interference_s == pytest.approx(right.decode_interference_s / 2)
     assert right.prefill_tokens_per_s == pytest.approx(1 / QUICK.token_s, rel=0.1)
+
+
+def test_a_replica_whose_steps_are_shorter_than_a_clock_can_tell_has_no_rate() -> None:
+    simulation = Simulation(TRACE, QUICK, PLAN)
+    simulation.fleet.replicas.rate_tokens[:] = 1e6
+    simulation.rest(2.0)
+    loads = [load for pool in simulation.mirror.pools(2.0) for load in pool.replicas]
+    assert [load.prefill_tokens_per_s for load in loads] == [0.0] * PLAN.replicas

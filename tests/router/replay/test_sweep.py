@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from router.replay.errors import ReplayError
 from router.replay.report import Figures
+from router.replay.service_times import ServiceTimes
 from router.replay.sweep import Sweep, run
+from router.replay.trace import MOST_TOKENS, Trace
 from router.route_config import RouteConfig
-from tests.router.replay.traces import QUICK, mixed
+from tests.router.replay.traces import BLOCK, QUICK, mixed
 
 SWEEP = Sweep(("cost", "round_robin"), replicas=2, routers=1, pool_tokens=None, loads=(0.5, 1.0), lag_s=0.05, seeds=2)
 TRACE = mixed(31, requests=30)
@@ -58,7 +62,9 @@ def test_processes_change_nothing() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"policies": ()}, {"loads": ()}, {"loads": (0.0,)}, {"seeds": 0}, {"replicas": 0}, {"lag_s": -1.0}, {"rate_error": 0.0}],
+    [{"policies": ()}, {"loads": ()}, {"loads": (0.0,)}, {"seeds": 0}, {"replicas": 0}, {"lag_s": -1.0}, {"rate_error": 0.0},
+     {"loads": (0.5, 1e4)}, *({name: value} for name in ("lag_s", "rate_error") for value in (math.inf, math.nan, 1e9)),
+     {"loads": (1.0, math.nan)}],
 )  # fmt: skip
 def test_what_makes_no_run_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ReplayError):
@@ -66,5 +72,44 @@ def test_what_makes_no_run_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_a_pool_smaller_than_a_block_is_refused() -> None:
-    with pytest.raises(ReplayError, match="at least one replica and one block"):
+    with pytest.raises(ReplayError, match=r"less than one block of the trace \(8 tokens\).*--pool-tokens"):
         run(replace(SWEEP, pool_tokens=1), TRACE, QUICK)
+
+
+def test_a_pool_of_any_size_is_one() -> None:
+    huge = run(replace(SWEEP, pool_tokens=10**30, loads=(0.5,), seeds=1), TRACE, QUICK)
+    everything = run(replace(SWEEP, loads=(0.5,), seeds=1), TRACE, QUICK)
+    assert _timeless([one | {"pool_tokens": None} for one in huge]) == _timeless(everything)
+
+
+LONG = replace(TRACE, output_tokens=np.full(len(TRACE), MOST_TOKENS))
+
+
+@pytest.mark.parametrize(
+    ("loads", "trace", "times", "words"),
+    [
+        ((1.0, 1e-9), TRACE, QUICK, "at load 1e-09 the trace takes .* --load"),
+        ((1.0,), replace(TRACE, output_tokens=np.full(len(TRACE), 1 << 40)), QUICK, "answers of the trace"),
+        ((1.0,), LONG, replace(QUICK, token_s=1.0), "a replica would work .* --calibration"),
+        ((1.0,), LONG, replace(QUICK, token_s=1e-12, overhead_s=1e3), "a replica would work"),
+        ((1.0,), LONG, replace(QUICK, token_s=1e-12, weights_s=1e3), "a replica would work"),
+        ((1.0,), TRACE, replace(QUICK, token_s=1e3, pair_s=1e3), "a replica would work"),
+        ((1.0,), LONG, replace(QUICK, token_s=1e-12, context_token_s=1.0), "a replica would work"),
+    ],
+)
+def test_what_would_not_end_is_refused_before_it_begins(
+    loads: tuple[float, ...], trace: Trace, times: ServiceTimes, words: str
+) -> None:
+    with pytest.raises(ReplayError, match=words):
+        run(replace(SWEEP, loads=loads), trace, times)
+
+
+def test_the_shortest_times_that_a_calibration_may_have_are_replayed() -> None:
+    nothing = ServiceTimes(1e-12, 0.0, 0.0, 0.0, 0.0, 32, 4)
+    found = run(replace(SWEEP, loads=(1.0,), seeds=1), TRACE, nothing)
+    assert [one["requests"] for one in found] == [30, 30]
+
+
+def test_a_fleet_without_room_for_any_request_has_no_times() -> None:
+    found = run(replace(SWEEP, pool_tokens=BLOCK, loads=(1.0,), seeds=2), TRACE, QUICK)
+    assert [(one["rejects"], one["ttft_p95_s"], one["hit"]) for one in found] == [(30, None, 0.0)] * 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +50,70 @@ def test_only_full_blocks_are_read_and_arrivals_are_sorted(tmp_path: Path, zippe
         {"timestamp": float("nan")},
         {"output_length": True},
         {"timestamp": 1e300},
+        {"timestamp": None},
+        {"timestamp": 10**400},
+        {"output_length": 2**39},
+        {"output_length": 10**400},
+        {"output_length": float("inf")},
+        {"input_length": 2**39},
+        {"hash_ids": [7, 8, True]},
+        {"hash_ids": [7, 8, -1]},
+        {"hash_ids": [7, 8, 10**400]},
+        {"hash_ids": [[], [], []]},
+        {"hash_ids": {"7": 1, "8": 1, "9": 1}},
     ],
 )
 def test_a_record_that_is_no_request_is_refused_with_its_line(tmp_path: Path, broken: dict[str, Any]) -> None:
-    with pytest.raises(ReplayError, match="line 2 of"):
+    with pytest.raises(ReplayError, match="line 2 of") as refused:
         read(_file(tmp_path, [_record(), _record(**broken)]))
+    assert not re.search(r"[A-Z][a-z]+Error", str(refused.value)), "words of ours, not of Python"
+
+
+@pytest.mark.parametrize("name", ["timestamp", "input_length", "output_length", "hash_ids"])
+def test_a_field_that_is_missing_is_named(tmp_path: Path, name: str) -> None:
+    record = _record()
+    del record[name]
+    with pytest.raises(ReplayError, match=f"line 1 of .*{name} is"):
+        read(_file(tmp_path, [record]))
+
+
+@pytest.mark.parametrize("line", ["{", "[" * 100_000, "null", "7", '"text"', "[]", "NaN", "\ufeff{}"])
+def test_a_line_that_is_no_object_is_refused(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text(json.dumps(_record()) + "\n" + line + "\n", encoding="utf-8")
+    with pytest.raises(ReplayError, match=r"line 2 of .* \(it is no JSON"):
+        read(file)
+
+
+def test_only_newlines_end_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    record = json.dumps(_record(note="\u2028\u2029\x85"), ensure_ascii=False)
+    file.write_text("\ufeff" + record + "\r\n\r\n" + record, encoding="utf-8")
+    assert len(read(file)) == 2
+
+
+def test_a_damaged_gzip_file_is_refused_wherever_the_damage_is(tmp_path: Path) -> None:
+    whole = _file(
+        tmp_path, [_record(timestamp=n, hash_ids=[n, n * n, n**3]) for n in range(40)], zipped=True
+    ).read_bytes()
+    rng = random.Random(1)
+    file = tmp_path / "damaged"
+    refused, places = [], range(2, len(whole), 9)
+    for at in places:
+        for data in (whole[:at], whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :]):
+            file.write_bytes(data)
+            try:
+                read(file)  # a damaged name or time in the head harms nothing
+            except ReplayError as error:
+                refused.append(str(error))
+    assert len(refused) > len(places)
+    assert all(str(file) in message for message in refused)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent", tmp_path):
+        with pytest.raises(ReplayError, match="cannot be read"):
+            read(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"[1]\n", b"\x1f\x8bzip", b"\xff\xfe"])
