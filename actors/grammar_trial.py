@@ -65,20 +65,30 @@ class GrammarTrial:
         Raises `OSError` where no child can be started, or it does not get enough CPU to come to an end.
         """
         with self._lock:
-            child = self._running()
-            assert child.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # told apart below, by how it ended
-                child.stdin.write(msgpack.packb([grammar.kind, grammar.text], unicode_errors="surrogatepass"))
-                child.stdin.flush()
-            answer = _answer(child, WALL_S)
-            if isinstance(answer, str):
-                return answer
-            ended = self._end()
-        if answer is None:
-            raise TimeoutError(f"a grammar was not tried within {WALL_S:g} s: the machine is too busy")
-        if ended == -signal.SIGPROF:
+            answer = self._ask(grammar)
+            if answer == -signal.SIGKILL:
+                # Somebody ended it, perhaps before it read this: no verdict.
+                answer = self._ask(grammar)
+        if isinstance(answer, str):
+            return answer
+        if answer == -signal.SIGPROF:
             return f"The grammar takes more than {self._cpu_s:g} s to compile; simplify it."
         return "The grammar is too large to compile; simplify it."
+
+    def _ask(self, grammar: Grammar) -> str | int | None:
+        """The verdict, or the exit status of a child that ended over it."""
+        child = self._running()
+        assert child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # told below, by how it ended
+            child.stdin.write(msgpack.packb([grammar.kind, grammar.text], unicode_errors="surrogatepass"))
+            child.stdin.flush()
+        answer = _answer(child, WALL_S)
+        if isinstance(answer, str):
+            return answer
+        ended = self._end()
+        if answer is None:
+            raise TimeoutError(f"a grammar was not tried within {WALL_S:g} s: the machine is too busy")
+        return ended
 
     def close(self) -> None:
         """End the child. Idempotent; nothing can be tried any more."""

@@ -15,6 +15,8 @@ The script also edits the configuration that Ray has written, before HAProxy rea
   their type: the ingress sends none that is text/plain.
 - A request whose ingress died before its status line is sent once more (if it fits the buffer): on a connection that has served
   before, HAProxy would else hang up on the client without a word. It is as with replicas: nothing has been answered yet.
+- Headers that Serve itself obeys do not reach it: a client could switch off deadlines, or that its leaving ends its request. And
+  in those that it reads, what is not printable ASCII would make it answer 500, so such a header counts as not sent.
 - The buffer holds whatever headers the ingress bounds (`cluster.api.limits`), so that the ingress answers what exceeds the
   bounds; and headers have to arrive in time.
 - The page of statistics listens on this machine only, and only the user who runs the server may use the admin socket.
@@ -55,6 +57,12 @@ s|^\( *errorfile 50[234]\) .*|\1 {errors}/503.http|
     errorfile 400 {errors}/400.http
 s|^\( *http-request return status\) 404 content-type text/plain lf-string "Path .*|\1 503 default-errorfiles|
 /^frontend http_frontend$/a\
+    http-request del-header x-request-timeout-seconds\
+    http-request del-header x-request-disconnect-disabled\
+    http-request del-header serve_multiplexed_model_id\
+    http-request del-header serve-multiplexed-model-id\
+    http-request del-header x-request-id if {{ req.fhdr(x-request-id) -m reg [^[:print:]] }}\
+    http-request del-header x-session-id if {{ req.fhdr(x-session-id) -m reg [^[:print:]] }}\
     acl of_serve res.hdr(content-type) -m beg text/plain\
     http-response return status 400 default-errorfiles if of_serve {{ status 400 }}\
     http-response return status 503 default-errorfiles if of_serve {{ status 404 408 429 500:599 }}

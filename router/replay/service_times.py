@@ -66,7 +66,7 @@ class ServiceTimes:
             is_whole = type(value) is int
             if not (is_whole or (type(value) is float and isinstance(most, float))) or not least <= value <= most:
                 kind = "a number" if isinstance(most, float) else "a whole number"
-                raise ReplayError(f"{name} of a calibration is {kind} from {least:g} to {most:,g}, got {value!r:.40}")
+                raise ReplayError(f"{name} of a calibration is {kind} from {least:g} to {most:,}, got {value!r:.40}")
         if self.step_tokens <= self.max_running:
             raise ReplayError(
                 f"step_tokens ({self.step_tokens}) of a calibration is above max_running ({self.max_running}): else "

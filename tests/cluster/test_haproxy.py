@@ -146,7 +146,7 @@ def running(directory: Path, server_port: int | None) -> Iterator[str]:
 
 
 class Ingress(http.server.BaseHTTPRequestHandler):
-    """Does what the path says: `/dies`, `/hangs`, or `/STATUS/TYPE/SUBTYPE`. It keeps connections, as the real one does."""
+    """Does what the path says: `/dies`, `/hangs`, `/headers` (which of them came), or `/STATUS/TYPE/SUBTYPE`. It keeps connections, as the real one does."""
 
     protocol_version = "HTTP/1.1"
 
@@ -158,13 +158,19 @@ class Ingress(http.server.BaseHTTPRequestHandler):
         if self.path == "/hangs":
             time.sleep(HANG_S)
             return
+        if self.path == "/headers":
+            self._answer(200, "application/json", json.dumps([name.lower() for name in self.headers]).encode())
+            return
         _, status, kind, subtype = self.path.partition("?")[0].split("/")
-        self.send_response(int(status))
-        self.send_header("content-type", f"{kind}/{subtype}; charset=utf-8")
-        self.send_header("content-length", str(len(BODY)))
+        self._answer(int(status), f"{kind}/{subtype}; charset=utf-8", BODY)
+
+    def _answer(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
         self.end_headers()
         with contextlib.suppress(OSError):  # HAProxy hangs up on an answer that it replaces
-            self.wfile.write(BODY)
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Silence."""
@@ -235,6 +241,28 @@ def test_what_the_ingress_says_passes_untouched(fronted: str, status: int, kind:
     response = httpx.get(f"{fronted}/{status}/{kind}")
     assert (response.status_code, response.content) == (status, BODY)
     assert response.headers["content-type"] == f"{kind}; charset=utf-8"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "arrives"),
+    [
+        ("x-session-id", b"a chat of 9 words, ~ and more", True),
+        ("x-session-id", b"caf\xc3\xa9", False),
+        ("x-session-id", b"\xe9", False),
+        ("x-request-id", b"id-1", True),
+        ("x-request-id", b"\xff", False),
+        ("x-request-timeout-seconds", b"-1", False),
+        ("x-request-disconnect-disabled", b"?1", False),
+        ("serve_multiplexed_model_id", b"\xff", False),
+        ("Serve-Multiplexed-Model-Id", b"other", False),
+        ("x-other", b"\xff", True),
+    ],
+)
+def test_a_header_that_serve_obeys_or_breaks_on_does_not_arrive(
+    fronted: str, name: str, value: bytes, arrives: bool
+) -> None:
+    response = httpx.get(f"{fronted}/headers", headers={name.encode(): value})
+    assert (response.status_code, name.lower() in response.json()) == (200, arrives)
 
 
 def test_headers_of_every_size_that_the_ingress_bounds_get_there(fronted: str) -> None:
