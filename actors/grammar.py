@@ -2,8 +2,8 @@
 
 Everything of llguidance's runs in threads of its own, never in the event loop or the step thread: one compiles, the others
 take tokens in and make masks, of all sequences in turn. Compiling and making masks is done without the interpreter's lock;
-taking a token in holds it, microseconds for a JSON schema. A grammar for which that takes longer than `ACCEPT_S` of CPU, or a
-mask longer than `MASK_S`, ends with its request: what others lose to it is bounded by that.
+taking a token in holds it, tens of microseconds for a JSON schema. A sequence may spend `ACCEPT_S` of CPU a token on that, and
+`ACCEPT_RESERVE_S` beyond; one that spends more, or `MASK_S` on one mask, ends: what others lose to it is bounded by that.
 
 The tokenizer is converted at the first use: a third of a second and 30 MB for a vocabulary of 50,000.
 
@@ -32,7 +32,8 @@ from actors.request import Grammar
 
 _log = logging.getLogger(__name__)
 COMPILE_S = 30.0
-ACCEPT_S = 0.02
+ACCEPT_S = 0.0005
+ACCEPT_RESERVE_S = 0.05
 MASK_S = 0.25
 MAX_COMPILING = 128
 """Grammars that wait to be compiled, at most."""
@@ -61,6 +62,7 @@ class GrammarConstraint:
         self._worker = worker
         self._on_ready = on_ready
         self._cpu_clock = cpu_clock
+        self._reserve_s = ACCEPT_RESERVE_S
         self._forbidden: torch.Tensor | None = None
         self._failure = ""
         self._done = False
@@ -129,10 +131,11 @@ class GrammarConstraint:
         assert matcher is not None
         began = self._cpu_clock()
         taken = matcher.consume_token(token)
+        self._reserve_s = min(self._reserve_s + ACCEPT_S, ACCEPT_RESERVE_S) - (self._cpu_clock() - began)
         if not taken:
             # The step took a token that the mask did not allow, or a limit was passed.
             self._failure = problem_of(matcher) or "The answer left its grammar."
-        elif self._cpu_clock() - began > ACCEPT_S:
+        elif self._reserve_s < 0:
             self._failure = "The grammar is too ambiguous: reading the answer by it takes too long; simplify it."
 
     def look(self) -> None:

@@ -36,6 +36,8 @@ _BLOCKS: Final = 4096
 _RATE: Final = 10_000.0
 """Prefill tokens a second that it claims to do, for the router to reckon with."""
 _TOKEN: Final = 1
+_REMEMBERED: Final = 1024
+"""Prompts that are not looked up again; of clients that never repeat one, all would be kept."""
 
 
 class ScriptedEngine:
@@ -97,7 +99,8 @@ class ScriptedEngine:
             if self._pool.allocate(table, len(keys) - matched):
                 for at in range(matched, len(keys)):
                     self._pool.seal(table, at, keys[at], prompt[at * size : (at + 1) * size])
-                self._seen.add(prompt)
+                if len(self._seen) < _REMEMBERED:
+                    self._seen.add(prompt)
         return min(matched, (len(prompt) - 1) // size) * size
 
     async def status(self) -> ReplicaStatus:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import random
 import weakref
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from actors.errors import ReplicaOverloaded, RequestRefused
-from actors.grammar import ACCEPT_S, MASK_S, GrammarConstraint, Grammars
+from actors.grammar import ACCEPT_RESERVE_S, ACCEPT_S, MASK_S, GrammarConstraint, Grammars
 from actors.grammar_source import MAX_GRAMMAR_BYTES
 from actors.request import Grammar
 from tests.fakes.tiny_checkpoint import byte_tokenizer
@@ -268,6 +269,7 @@ async def test_the_memory_goes_with_the_sequence(grammars: Grammars) -> None:
 @pytest.mark.parametrize(
     ("grammar", "prefix"),
     [
+        (Grammar("lark", 'start: s\ns: s s s | s s | A |\nA: "a"'), "a" * 400),
         (Grammar("lark", 'start: x{1,3000}\nx: y{1,3000}\ny: "a" | "b"'), "ab" * 200),
         (Grammar("regex", "(((a|b){1,100}c?){1,100}d?){1,100}"), "abc" * 100),
     ],
@@ -284,18 +286,47 @@ async def test_a_grammar_that_explodes_ends_with_a_reason(grammars: Grammars, gr
     assert constraint.failure != ""
 
 
+class Clock:
+    """Of CPU time, read before and after each piece of work; the pieces take `accept_s` and `mask_s` in turn."""
+
+    def __init__(self, accept_s: float, mask_s: float) -> None:
+        self._ends = itertools.cycle((0.0, mask_s, 0.0, accept_s))
+
+    def __call__(self) -> float:
+        return next(self._ends)
+
+
 @pytest.mark.parametrize(
-    ("accept_s", "mask_s", "part"), [(ACCEPT_S * 1.1, 0.0, "ambiguous"), (0.0, MASK_S * 1.1, "complex")]
+    ("accept_s", "mask_s", "tokens", "part"),
+    [
+        (ACCEPT_S, MASK_S, 300, ""),
+        (ACCEPT_S + ACCEPT_RESERVE_S / 100, MASK_S, 100, "ambiguous"),
+        (ACCEPT_RESERVE_S * 1.1, MASK_S, 1, "ambiguous"),
+    ],
 )
-async def test_slow_steps_end_the_request(grammars: Grammars, accept_s: float, mask_s: float, part: str) -> None:
-    """On a clock of ours: read before and after taking a token in, then before and after making the mask."""
+async def test_a_sequence_may_spend_so_much_time_and_no_more(
+    grammars: Grammars, accept_s: float, mask_s: float, tokens: int, part: str
+) -> None:
     opened = await grammars.open(Grammar("regex", "a+"), lambda: None)
     matcher, worker = opened._matcher, opened._worker
     assert matcher is not None
-    readings = iter([0.0, 0.0, 0.0, accept_s, 0.0, mask_s])
     bell = Bell()
-    constraint = GrammarConstraint(matcher, VOCAB, frozenset({EOS}), worker, bell.ring, lambda: next(readings))
+    constraint = GrammarConstraint(matcher, VOCAB, frozenset({EOS}), worker, bell.ring, Clock(accept_s, mask_s))
     constraint.begin()
-    constraint.accept(byte("a"))
-    await bell.ready(constraint)
+    count = 0
+    while not constraint.failure and count < 300:
+        constraint.accept(byte("a"))
+        await bell.ready(constraint)
+        count += 1
+    assert abs(count - tokens) <= 1  # sums of binary fractions
     assert part in constraint.failure
+    assert bool(part) == bool(constraint.failure)
+
+
+async def test_a_mask_that_takes_too_long_ends_its_request(grammars: Grammars) -> None:
+    opened = await grammars.open(Grammar("regex", "a+"), lambda: None)
+    assert opened._matcher is not None
+    slow = Clock(0.0, MASK_S * 1.1)
+    constraint = GrammarConstraint(opened._matcher, VOCAB, frozenset({EOS}), opened._worker, lambda: None, slow)
+    constraint.begin()
+    assert "complex" in constraint.failure
