@@ -13,10 +13,9 @@ request as soon as its queue costs more than computing the prefix elsewhere, and
 
 `recompute_s` is there because whoever waits behind the request waits for what is computed twice as well: nobody while the
 replicas are idle, many when they are not. And a prefix that is being computed would not hold its siblings otherwise: waiting for
-it takes as long as computing it again. `balance_s` is small: it sends what is new to pools that have less, until all are full, as far as anything is asked for again.
-`displaced_s` is what the pool
-loses: a full pool gives up as many cached tokens as the request brings new ones, and those that are asked for again are computed
-again.
+it takes as long as computing it again. `balance_s` is small: it sends what is new to pools that have less, until all are full,
+as far as anything is asked for again. `displaced_s` is what the pool loses: a full pool gives up as many cached tokens as the
+request brings new ones, and those that are asked for again are computed again.
 
 Candidates within `tie_s` of the best are equal. Among them comes first the one that a hash of the request's session prefers, so
 that a conversation stays where it began while that costs nothing; without a session, chance.
