@@ -48,7 +48,8 @@ class IngressSettings:
     def of(http: HttpConfig, model_name: str, model_dir: str, routing: RoutingSettings) -> IngressSettings:
         """The settings that `http` comes to. Raises `KeyListError`."""
         keys = parse_keys(http.api_keys) if http.api_keys else ()
-        bare = replace(http, api_keys="", admin_key="")
+        nowhere = HttpConfig()  # where Serve listens is not the ingress's to know
+        bare = replace(http, api_keys="", admin_key="", host=nowhere.host, port=nowhere.port)
         return IngressSettings(model_name, model_dir, http.max_body_bytes, http.admin_key, routing, bare, keys)
 
 

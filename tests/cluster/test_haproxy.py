@@ -146,7 +146,10 @@ def running(directory: Path, server_port: int | None) -> Iterator[str]:
 
 
 class Ingress(http.server.BaseHTTPRequestHandler):
-    """Does what the path says: `/dies`, `/hangs`, `/headers` (which of them came), or `/STATUS/TYPE/SUBTYPE`. It keeps connections, as the real one does."""
+    """Does what the path says: `/dies`, `/hangs`, `/headers` (tells which came), or `/STATUS/TYPE/SUBTYPE`.
+
+    It keeps connections, as the real one does.
+    """
 
     protocol_version = "HTTP/1.1"
 
