@@ -7,6 +7,9 @@ It works on any model: every plain `nn.Linear` is replaced by a module that answ
 compared with the original's. `undo` puts the originals back, so a caller can make sure that the whole model still computes the
 same. Where torch's operators are missing, the CPU has no bfloat16, or a layer fails its comparison, layers stay as they are.
 
+oneDNN compiles code for every number of rows that it meets and keeps it, hundreds of kilobytes each. So rows are filled up to
+one of a few numbers (`padded_rows`): memory stops growing after the first minutes, and few steps wait for a compiler.
+
 Limits: the operators are torch's own but not public; `pyproject.toml` pins torch's minor version. A layer that is tied to an
 embedding needs its weight twice. Code that computes with `module.weight` itself finds a tensor without memory there and fails.
 """
@@ -42,8 +45,22 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] to [..., out]."""
+        rows = x.numel() // self.in_features
+        missing = padded_rows(rows) - rows
+        if not missing:
+            return self._computed(x)
+        filled = nn.functional.pad(x.reshape(rows, self.in_features), (0, 0, 0, missing))
+        return self._computed(filled)[:rows].view(*x.shape[:-1], self.out_features)
+
+    def _computed(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
         return out
+
+
+def padded_rows(rows: int) -> int:
+    """Returns how many rows are computed for so many: all numbers up to 8, then four for each doubling."""
+    unit = 1 << max(0, (rows - 1).bit_length() - 3)
+    return -(-rows // unit) * unit
 
 
 @dataclass(frozen=True, slots=True)

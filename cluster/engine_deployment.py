@@ -15,9 +15,10 @@ from ray import serve
 
 from actors.config import ReplicaConfig
 from actors.progress import SilentProgress
-from actors.request import Event, GenerateRequest
+from actors.request import GenerateRequest
 from actors.status import ReplicaStatus
 from cluster import membership
+from cluster.event_wire import pack
 from kvpool.directory import DirectoryWriter, Space
 
 
@@ -39,11 +40,14 @@ class EngineDeployment:
             directory=_writer(config.directory.redis_url),
         )
 
-    async def generate(self, request: GenerateRequest, predicted_tokens: int = 0) -> AsyncGenerator[Event]:
-        """See `Replica.generate`. Closing this generator, as Serve does when a caller leaves, closes the replica's at once."""
+    async def generate(self, request: GenerateRequest, predicted_tokens: int = 0) -> AsyncGenerator[bytes]:
+        """See `Replica.generate`; its events are packed (`event_wire.py`).
+
+        Closing this generator, as Serve does when a caller leaves, closes the replica's at once.
+        """
         async with contextlib.aclosing(self._replica.generate(request, predicted_tokens)) as events:
             async for event in events:
-                yield event
+                yield pack(event)
 
     async def indexed_keys(self) -> tuple[str, bytes]:
         """The replica's id, and `Replica.indexed_keys`."""

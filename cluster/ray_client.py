@@ -29,6 +29,7 @@ from actors.errors import ReplicaDied, ReplicaFailed, ReplicaOverloaded
 from actors.request import Admitted, Event, GenerateRequest
 from actors.status import ReplicaStatus
 from cluster.directory_check import compare
+from cluster.event_wire import unpack
 from cluster.explanation import explanation
 from cluster.mirror_picture import MirrorPicture, all_routers, own_name, picture_of
 from cluster.prefix_keys import PrefixKeys
@@ -105,11 +106,11 @@ class RayEngineClient:
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Event]:
         """One try. The handle's errors come out translated."""
-        response = cast("DeploymentResponseGenerator[Event]", _as_a_request_of_its_own(self._streams.remote, request))
+        response = cast("DeploymentResponseGenerator[bytes]", _as_a_request_of_its_own(self._streams.remote, request))
         ended = False
         try:
-            async for event in response:
-                yield event
+            async for packed in response:
+                yield unpack(packed)
             ended = True
         except Exception as error:
             ended = True

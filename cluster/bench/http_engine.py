@@ -22,10 +22,11 @@ from ray import serve
 from actors.config import ReplicaConfig
 from actors.publication import Publication
 from actors.region_home import owner_tag
-from actors.request import Admitted, Delta, Event, GenerateRequest
+from actors.request import Admitted, Delta, GenerateRequest
 from actors.status import ReplicaStatus
 from cluster import membership
 from cluster.bench.http_plan import MARK
+from cluster.event_wire import pack
 from kvpool import DEFAULT_DIRECTORY, REGION_PREFIX, BlockGeometry, KeyRoot, KeySpace, Pool, Region
 from kvpool.directory import PoolLoad, ReplicaLoad, Space
 from kvpool.directory.redis_backend import RedisWriter
@@ -73,17 +74,17 @@ class ScriptedEngine:
         mine = ReplicaLoad(self._replica_id, 0, self._running, 0, _RATE)
         return PoolLoad(self._pool.unused(), (mine,))
 
-    async def generate(self, request: GenerateRequest, predicted_tokens: int = 0) -> AsyncGenerator[Event]:
+    async def generate(self, request: GenerateRequest, predicted_tokens: int = 0) -> AsyncGenerator[bytes]:
         """One `Admitted`, then a `Delta` each `cadence_s` seconds until there are as many tokens as the request may have."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         prompt, limit = request.prompt_token_ids, request.sampling.max_tokens
         self._running += 1
         try:
-            yield Admitted(self._replica_id, len(prompt), self._cached_tokens(request))
+            yield pack(Admitted(self._replica_id, len(prompt), self._cached_tokens(request)))
             for number in range(1, limit + 1):
                 await asyncio.sleep(begun + number * self._cadence_s - loop.time())
-                yield Delta(MARK, (_TOKEN,), "length" if number == limit else None)
+                yield pack(Delta(MARK, (_TOKEN,), "length" if number == limit else None))
         finally:
             self._running -= 1
 

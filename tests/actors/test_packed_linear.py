@@ -37,6 +37,25 @@ def test_the_result_is_about_as_close_to_float32_as_the_plain_one(rows: int) -> 
     assert (packed.float() - wanted).abs().mean() <= 2 * (plain.float() - wanted).abs().mean()
 
 
+def test_few_numbers_of_rows_are_computed_and_none_with_many_more() -> None:
+    padded = [packed_linear.padded_rows(rows) for rows in range(1, 4097)]
+    assert all(rows <= filled <= 1.25 * rows for rows, filled in enumerate(padded, 1))
+    assert padded[:8] == list(range(1, 9))
+    assert padded == sorted(padded)
+    assert len(set(padded[:256])) == 28
+    assert all(packed_linear.padded_rows(filled) == filled for filled in padded)
+
+
+def test_what_is_filled_up_changes_no_row() -> None:
+    model = net()
+    pack(model)
+    x = torch.randn(1, 64, 48).to(torch.bfloat16)
+    with torch.inference_mode():
+        whole = model(x)
+        for rows in (9, 13, 33, 47):
+            assert torch.allclose(model(x[:, :rows]), whole[:, :rows], atol=1e-2), rows
+
+
 def test_undo_gives_the_same_bits_back() -> None:
     model = net()
     x = torch.randn(3, 48).to(torch.bfloat16)

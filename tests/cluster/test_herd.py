@@ -23,6 +23,7 @@ from actors.config import DirectoryConfig, EngineConfig, Membership, ModelConfig
 from actors.metrics import ReplicaMetrics
 from actors.replica import Replica
 from actors.request import Admitted, Delta, Event, GenerateRequest, Sampling
+from cluster.event_wire import pack
 from cluster.routing import Routing, RoutingSettings
 from kvpool import PoolStats
 from kvpool.directory.redis_backend import RedisWriter
@@ -64,8 +65,9 @@ class Stream:
     def __init__(self, events: AsyncGenerator[Event]) -> None:
         self._events = events
 
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self._events
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for event in self._events:
+            yield pack(event)
 
     def cancel(self) -> None:
         raise AssertionError("nobody leaves early")

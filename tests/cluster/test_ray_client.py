@@ -16,6 +16,7 @@ from ray.serve.exceptions import BackPressureError
 from actors.errors import ReplicaDied, ReplicaFailed, ReplicaOverloaded, RequestRefused
 from actors.request import Admitted, Delta, Event, GenerateRequest, Sampling
 from cluster import ray_client
+from cluster.event_wire import pack
 from cluster.prefix_keys import PrefixKeys
 from cluster.ray_client import RayEngineClient, translate
 from kvpool.directory import DirectoryUnavailable, Space
@@ -34,9 +35,9 @@ class Response:
         self._events, self._error, self._hang = events, error, hang
         self.cancelled = 0
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
+    async def __aiter__(self) -> AsyncIterator[bytes]:
         for event in self._events:
-            yield event
+            yield pack(event)
         if self._hang:
             await asyncio.Event().wait()
         if self._error is not None:
