@@ -33,6 +33,7 @@ from cluster.event_wire import unpack
 from cluster.explanation import explanation
 from cluster.mirror_picture import MirrorPicture, all_routers, own_name, picture_of
 from cluster.prefix_keys import PrefixKeys
+from cluster.status_board import StatusBoard
 from kvpool.directory import DirectoryReader, DirectoryUnavailable
 from router.claims import Claims
 from router.mirror import Mirror
@@ -42,7 +43,7 @@ from router.sharing import Sharing
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
-"""A replica that takes longer to tell its status is left out."""
+"""A replica that takes longer to tell its status is late."""
 
 CHECK_S = 10.0
 """How long a replica or a router may take to tell all its keys."""
@@ -69,6 +70,7 @@ class RayEngineClient:
         self._open_reader = open_reader
         self._claims = claims if claims is not None else Claims(None, routes, clock=time.monotonic)
         self._sharing = sharing
+        self._board = StatusBoard(time.monotonic)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event]:
         """See `EngineClient.generate`. Leaving the generator early, by `aclose` or cancellation, aborts the request.
@@ -120,8 +122,8 @@ class RayEngineClient:
                 response.cancel()
 
     async def status(self) -> list[ReplicaStatus]:
-        """See `EngineClient.status`."""
-        return await replica_statuses(self._handle)
+        """See `EngineClient.status`. One that is too busy to answer is shown as it was, for a while."""
+        return self._board.shown(await ask_all(self._handle, "status", ANSWER_S))
 
     def routing(self) -> dict[str, Any]:
         """See `EngineClient.routing`."""
@@ -185,13 +187,16 @@ async def replica_statuses(handle: DeploymentHandle[Any]) -> list[ReplicaStatus]
 
 
 async def ask_all(handle: DeploymentHandle[Any], method: str, limit_s: float) -> list[Any]:
-    """What `method` returns at every replica; the exception of one that fails or takes longer than `limit_s`. Raises nothing."""
+    """What `method` returns at every replica; the exception of one that fails or takes longer than `limit_s`. Raises nothing.
+
+    A single exception where it cannot be known whom to ask.
+    """
     try:
         # Ray's own `results_async` gives nothing at all when a single replica is late.
         asked = await asyncio.wait_for(handle.broadcast(method)._fetch_replica_results_async(), limit_s)
     except (TimeoutError, RayError, DeploymentUnavailableError) as error:
         logger.debug("no replica answers %s: %s", method, error)
-        return []
+        return [error]
     waits = [asyncio.wait_for(one.get_async(), limit_s) for one in asked]
     return await asyncio.gather(*waits, return_exceptions=True)
 

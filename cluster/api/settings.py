@@ -29,7 +29,7 @@ class ApiSettings:
     max_body_bytes: int = 8 * 1024 * 1024
     default_temperature: float = 1.0
     created: int = 0
-    status_timeout_s: float = 5.0
+    status_timeout_s: float = 10.0
     check_timeout_s: float = 30.0
     echo_request_id: bool = True
     admission: AdmissionLimits = field(default_factory=AdmissionLimits)
