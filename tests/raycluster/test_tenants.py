@@ -39,7 +39,7 @@ def test_equal_prompts_share_under_one_salt_and_under_no_other(served: Served) -
     assert mine >= 304
 
     def is_known() -> bool:
-        return max(one["matched_tokens"] for one in explained(served, prompt, "tenant a")) >= mine
+        return any(one["matched_tokens"] >= mine for one in explained(served, prompt, "tenant a"))
 
     assert until(is_known), "the directory does not have it"
     for other in ("tenant b", "tenant a ", "Tenant a", None):
