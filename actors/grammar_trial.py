@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,7 @@ class GrammarTrial:
         self._cpu_s = cpu_s
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
+        self._unclosed: weakref.finalize[..., GrammarTrial] | None = None
         self._closed = False
 
     @property
@@ -121,9 +123,9 @@ class GrammarTrial:
             child.stdin.write(msgpack.packb(_vocabulary(self._tokenizer)))
             child.stdin.flush()
         if _answer(child, _START_S) != "":
-            child.kill()
-            _reap(child)
+            _discard(child)
             raise OSError("the process that tries grammars does not start")
+        self._unclosed = weakref.finalize(self, _discard, child)  # for whoever forgets to close
         return child
 
     def _end(self) -> int | None:
@@ -131,15 +133,18 @@ class GrammarTrial:
         child, self._child = self._child, None
         if child is None:
             return None
+        if self._unclosed is not None:
+            self._unclosed.detach()
         # One that ended by itself tells why, so it gets a moment to.
         with contextlib.suppress(subprocess.TimeoutExpired):
             if child.stdout is not None and _at_end(child.stdout):
                 child.wait(_END_S)
-        child.kill()
-        return _reap(child)
+        return _discard(child)
 
 
-def _reap(child: subprocess.Popen[bytes]) -> int:
+def _discard(child: subprocess.Popen[bytes]) -> int:
+    """End it, whatever it does, and everything that belongs to it. Its exit status."""
+    child.kill()
     for stream in (child.stdin, child.stdout):
         if stream is not None:
             with contextlib.suppress(BrokenPipeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -87,10 +88,21 @@ def test_a_grammar_that_needs_too_much_memory_is_too_large() -> None:
     assert trial.problem(FINE) == ""
     assert trial.pid is not None
     resource.prlimit(trial.pid, resource.RLIMIT_AS, (1, 1))
-    large = Grammar("lark", "start: " + " | ".join(f'"{number}"' for number in range(10_000)))
+    large = Grammar("json_schema", '{"type": "integer", "multipleOf": 999983}')
     assert trial.problem(large) == "The grammar is too large to compile; simplify it."
     assert trial.problem(FINE) == ""
     trial.close()
+
+
+def test_one_that_nobody_closes_takes_its_child_along() -> None:
+    trial = GrammarTrial(LLTokenizer("byte"))
+    assert trial.problem(FINE) == ""
+    pid = trial.pid
+    assert pid is not None
+    del trial
+    gc.collect()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_a_chain_of_rules_as_long_as_a_grammar_may_be_passes_or_is_refused(trial: GrammarTrial) -> None:
