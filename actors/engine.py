@@ -55,7 +55,7 @@ class TokenModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one step did for one request: admission (`cached_tokens` set), a token, an end, or a failure.
+    """What one step did for one request: admission (`cached_tokens` of `prompt_tokens`), a token, an end, or a failure.
 
     An end usually comes with its token. `is_text` is false for a token that only says that the answer ends. A failure is a
     `RequestRefused` where the request itself is at fault.
@@ -68,6 +68,12 @@ class StepOutput:
     failure: ReplicaFailed | RequestRefused | None = None
     logprob: TokenLogprob | None = None
     is_text: bool = True
+    prompt_tokens: int = 0
+
+
+def _admission(sequence: Sequence) -> StepOutput:
+    prompt_tokens = len(sequence.request.prompt_token_ids)
+    return StepOutput(sequence.request_id, cached_tokens=sequence.cached_tokens, prompt_tokens=prompt_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +278,7 @@ class Engine:
         work, admitted = self._scheduler.plan()
         if admitted:
             # Before computing: the caller learns what was cached while the prompt is still being prefilled.
-            self._on_outputs([StepOutput(s.request_id, cached_tokens=s.cached_tokens) for s in admitted])
+            self._on_outputs([_admission(sequence) for sequence in admitted])
         if not work:
             if self._scheduler.room_moved:
                 # Waiting for other processes of the pool while they go on is not standing still.

@@ -145,8 +145,17 @@ class Replica:
             self._config.engine,
             context_tokens=self._context_tokens,
             copy_block=lambda source, target: copy_block(tensor, source, target),
-            on_outputs=self._mail.deliver,
+            on_outputs=self._deliver,
         )
+
+    def _deliver(self, outputs: list[StepOutput]) -> None:
+        """Takes a step's outputs; called by the step thread. Look-ups are counted here, where the pool counts them: a client may
+        have left before its coroutine reads of its admission.
+        """
+        for output in outputs:
+            if output.cached_tokens is not None:
+                self._metrics.looked_up(output.prompt_tokens, output.cached_tokens)
+        self._mail.deliver(outputs)
 
     def _publish(self, directory: Callable[[Space], DirectoryWriter] | None) -> Publication | None:
         if directory is None:
@@ -224,7 +233,6 @@ class Replica:
                 self._raise_failure(outputs)
                 for output in outputs:
                     if output.cached_tokens is not None:
-                        self._metrics.looked_up(len(request.prompt_token_ids), output.cached_tokens)
                         yield Admitted(self.replica_id, len(request.prompt_token_ids), output.cached_tokens)
                 delta = text.feed(outputs)
                 if delta.token_ids:

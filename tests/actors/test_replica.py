@@ -19,6 +19,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from actors.config import EngineConfig, Membership, ModelConfig, PoolConfig, ReplicaConfig
+from actors.engine import StepOutput
 from actors.errors import ModelNotFound, ReplicaFailed, RequestRefused
 from actors.grammar import GrammarConstraint
 from actors.replica import Replica
@@ -255,6 +256,13 @@ async def test_one_request_without_a_possible_token_fails_alone(replica: Replica
             await collect(replica, impossible)
     assert len(tokens_of((await neighbour)[1])) == 60
     await replica.check_health()
+
+
+async def test_a_look_up_counts_though_its_client_has_left_before_it_is_told(replica: Replica) -> None:
+    metrics = replica._metrics
+    assert isinstance(metrics, Recorded)
+    replica._deliver([StepOutput("gone", cached_tokens=16, prompt_tokens=20), StepOutput("gone", token=1)])
+    assert (metrics.queried, metrics.hits) == (20, 16)
 
 
 async def test_metrics_agree_with_the_events(replica: Replica) -> None:
