@@ -81,7 +81,9 @@ async def _check_tools(edge: Edge, tools: Tooling) -> None:
         return
     try:
         await check(tools.grammar, edge.codec, "tools")
-    except ApiError:
+    except ApiError as error:
+        if error.status != 400:
+            raise  # nothing was found wrong: there was no time to look
         for param, schema in tools.schemas:
             await check(schema, edge.codec, param)
         raise

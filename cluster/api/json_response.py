@@ -12,9 +12,17 @@ from starlette.responses import Response
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
+# Ends of lines to Unicode, not to JSON: clients that read a stream line by line would cut an event in two.
+_LINE_ENDS = (("\u2028", "\\u2028"), ("\u2029", "\\u2029"), ("\x85", "\\u0085"))
+
+
 def encode_json(value: Any) -> bytes:
-    """UTF-8 JSON of `value`. Never fails on text: a lone surrogate, which UTF-8 cannot hold, becomes "?"."""
-    return _ENCODER.encode(value).encode("utf-8", "replace")
+    """UTF-8 JSON of `value`, on one line. Never fails on text: a lone surrogate, which UTF-8 cannot hold, becomes "?"."""
+    text = _ENCODER.encode(value)
+    if not text.isascii():
+        for character, escaped in _LINE_ENDS:
+            text = text.replace(character, escaped)
+    return text.encode("utf-8", "replace")
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from cluster.api.fields import (
@@ -25,6 +25,7 @@ from cluster.api.fields import (
     TokenId,
 )
 from cluster.api.logit_bias import LogitBias
+from cluster.api.size import at_most
 from cluster.api.text import Text
 from cluster.api.tool_fields import ToolChoice, Tools
 
@@ -165,6 +166,11 @@ class ToolCall(Fields):
     function: FunctionCall
 
 
+MAX_MESSAGE_VALUES = 100_000
+"""In all messages of a request together: their fields, parts and tool calls."""
+MAX_VARIABLE_VALUES = 10_000
+
+
 class Message(Fields):
     """One turn. Content parts have become one string."""
 
@@ -186,7 +192,10 @@ def require_content(messages: list[Message]) -> None:
             )
 
 
-Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+Messages = Annotated[
+    Annotated[list[Message], Field(min_length=1, fail_fast=True)], BeforeValidator(at_most(MAX_MESSAGE_VALUES))
+]
+TemplateVariables = Annotated[dict[Text, Any], BeforeValidator(at_most(MAX_VARIABLE_VALUES))]
 
 
 class ChatRequest(GenerationFields):
@@ -198,7 +207,7 @@ class ChatRequest(GenerationFields):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[Text, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
@@ -241,7 +250,7 @@ class TokenizeRequest(Fields):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[Text, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None

@@ -14,10 +14,13 @@ from pydantic_core import PydanticCustomError
 
 from cluster.api.errors import shorten
 from cluster.api.fields import Fields
+from cluster.api.size import at_most
 from cluster.api.text import Text
 from cluster.api.tool_schema import parameters_problem
 
 MAX_TOOLS = 128
+MAX_TOOL_VALUES = 20_000
+"""In all of `tools` together."""
 NAME_PATTERN = "^[A-Za-z0-9_-]{1,64}$"
 MODES = ("none", "auto", "required")
 
@@ -61,7 +64,10 @@ def _names_differ(tools: list[Tool]) -> list[Tool]:
     return tools
 
 
-Tools = Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True), AfterValidator(_names_differ)]
+Tools = Annotated[
+    Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True), AfterValidator(_names_differ)],
+    BeforeValidator(at_most(MAX_TOOL_VALUES)),
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,4 +88,4 @@ def _sentence(detail: ErrorDetails) -> str:
 
 def _path(detail: ErrorDetails) -> str:
     context: dict[str, Any] = detail.get("ctx", {})
-    return str(context.get("param") or ".".join(str(part) for part in detail["loc"]))
+    return shorten(str(context.get("param") or ".".join(str(part) for part in detail["loc"])))
