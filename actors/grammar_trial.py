@@ -137,7 +137,7 @@ class GrammarTrial:
             self._unclosed.detach()
         # One that ended by itself tells why, so it gets a moment to.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            if child.stdout is not None and _at_end(child.stdout):
+            if child.stdout is not None and not child.stdout.closed and _at_end(child.stdout):
                 child.wait(_END_S)
         return _discard(child)
 

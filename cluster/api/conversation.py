@@ -43,6 +43,13 @@ class Turn(Protocol):
 
 async def render(edge: Edge, messages: Sequence[Message], turn: Turn, tooling: Tooling) -> list[int]:
     """The token ids of `messages`. Raises `ApiError` and `RequestRefused`, both 400."""
+    try:
+        return await _render(edge, messages, turn, tooling)
+    except RecursionError:  # what was read may still be too deep to be written
+        raise invalid("Call arguments or template variables are nested too deeply.", "messages") from None
+
+
+async def _render(edge: Edge, messages: Sequence[Message], turn: Turn, tooling: Tooling) -> list[int]:
     check_messages(edge, len(messages))
     rendered = tooling.messages([template_message(index, message) for index, message in enumerate(messages)])
     tools, variables = tooling.template_tools, turn.chat_template_kwargs or {}

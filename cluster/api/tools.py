@@ -87,7 +87,10 @@ def tooling(
         return Tooling((), content, False, (), layout, None, frozenset(), new_id)
     token_ids = token_ids or {}
     callable_now = [one for one in functions if not isinstance(choice, NamedTool) or one.name == choice.name]
-    grammars = ToolGrammar(layout, callable_now, fields.parallel_tool_calls is not False, token_ids)
+    several = fields.parallel_tool_calls is not False and not isinstance(
+        choice, NamedTool
+    )  # a named tool is called once
+    grammars = ToolGrammar(layout, callable_now, several, token_ids)
     grammar, read = _answer(fields, choice, layout, grammars, content, any(one.strict for one in callable_now))
     return Tooling(
         shown=tuple(map(_shown, functions)),

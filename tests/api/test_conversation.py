@@ -74,3 +74,22 @@ async def test_what_cannot_fit_is_refused_before_it_is_rendered(
     error = error_of(await client.post(CHAT, json=chat_body(**fields)), 400)
     assert error["code"] == "context_length_exceeded"
     assert codec.conversations == []
+
+
+@pytest.mark.parametrize("where", ["variables", "arguments"])
+async def test_no_depth_is_an_error_of_ours(client: httpx.AsyncClient, where: str) -> None:
+    """There is a window of a few levels that JSON's reader takes and its writer does not."""
+    statuses = set()
+    for depth in [10, *range(900, 1000, 2), 2000]:
+        deep = "[" * depth + "]" * depth
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": deep}}
+        body = json.dumps(chat_body())[:-1]
+        if where == "variables":
+            body += f', "chat_template_kwargs": {{"a": {deep}}}}}'
+        else:
+            turns = [*MESSAGES[:1], {"role": "assistant", "content": "", "tool_calls": [call]}]
+            body += f', "messages": {json.dumps(turns)}}}'
+        response = await client.post(CHAT, content=body, headers={"content-type": "application/json"})
+        statuses.add(response.status_code)
+    assert statuses <= {200, 400}
+    assert 400 in statuses

@@ -124,6 +124,8 @@ def test_required_and_a_name_force_calls(layout: ToolFormat) -> None:
     assert '\\"g\\"' in named.grammar.text
     assert '\\"f\\"' not in named.grammar.text
     assert (called(named, call(layout, "g")), called(named, call(layout, "f"))) == (["g"], [])
+    once = made(layout, tools=TOOLS, tool_choice=NAMED, parallel_tool_calls=False)
+    assert named.grammar == once.grammar, "a named tool is called once"
 
 
 @LAYOUTS
