@@ -29,8 +29,8 @@ class RouteConfig:
     """Share of cached tokens that are taken to be asked for again, until the share of prompts found cached has told."""
     displaced_weight: float = 1.0
     """Weight of the time it takes to compute again what a request displaces and somebody asks for."""
-    balance_weight: float = 0.015
-    """Weight of the time to compute what a pool has cached beyond the emptiest and somebody asks for: evens pools out."""
+    balance_weight: float = 0.005
+    """Weight of the time to compute what a pool has cached beyond the emptiest: evens out pools that are not full."""
     claim_tokens: int = 256
     """A prompt of which at least so many tokens are cached nowhere is computed once, whichever router gets it. 0: off."""
     tie_s: float = 0.001

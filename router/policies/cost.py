@@ -6,16 +6,17 @@
     recompute_s  prefill_s x `recompute_weight` x (1 + requests that wait, on average of the replicas), the factor of prefill_s
                  at most `recompute_limit`
     displaced_s  tokens beyond the pool's free room x share that is asked for again / prefill rate x `displaced_weight`
-    balance_s    tokens the pool has cached beyond the emptiest x share that is asked for again / prefill rate x `balance_weight`
+    balance_s    tokens the pool has cached beyond the emptiest / prefill rate x `balance_weight`
 
 The score is their sum. So affinity and load are weighed in seconds and nothing switches at a threshold: a hot replica loses a
 request as soon as its queue costs more than computing the prefix elsewhere, and the prefix then has a second holder.
 
 `recompute_s` is there because whoever waits behind the request waits for what is computed twice as well: nobody while the
 replicas are idle, many when they are not. And a prefix that is being computed would not hold its siblings otherwise: waiting for
-it takes as long as computing it again. `balance_s` is small: it sends what is new to pools that have less, until all are full,
-as far as anything is asked for again. `displaced_s` is what the pool loses: a full pool gives up as many cached tokens as the
-request brings new ones, and those that are asked for again are computed again.
+it takes as long as computing it again. `balance_s` is small: it sends what is new to pools that have less, until all are full.
+`displaced_s` is what the pool
+loses: a full pool gives up as many cached tokens as the request brings new ones, and those that are asked for again are computed
+again.
 
 Candidates within `tie_s` of the best are equal. Among them comes first the one that a hash of the request's session prefers, so
 that a conversation stays where it began while that costs nothing; without a session, chance.
@@ -56,7 +57,7 @@ def cost(request: RouteRequest, view: View, config: RouteConfig, rng: random.Ran
         recompute_weight=config.recompute_weight,
         recompute_limit=config.recompute_limit,
         displaced_weight=share * config.displaced_weight,
-        balance_weight=share * config.balance_weight,
+        balance_weight=config.balance_weight,
     )
     score: FloatColumn = found[0]
     first = -1

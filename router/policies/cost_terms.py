@@ -80,7 +80,7 @@ def fill(
     balance_weight: float,
 ) -> npt.NDArray[np.float64]:
     """Returns the score and then TERMS, one row each. Columns of a `View` of at least one candidate; weights as in
-    `RouteConfig`, those of what is displaced and of balance times the share that is asked for again.
+    `RouteConfig`, that of what is displaced times the share that is asked for again.
     """
     out = np.empty((1 + len(TERMS), len(cached)))
     weights = (prompt_tokens, output_tokens, recompute_weight, recompute_limit, displaced_weight, balance_weight)
