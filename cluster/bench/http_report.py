@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from cluster.bench.report import BUSY, was_busy
+
 FIGURES: Final = ["MEASURE", "KVATLAS", "ECHO", "WHAT"]
-_BUSY: Final = 0.5
-"""Load average, over a minute, from which on others take a noticeable part of two cores."""
 
 _MEASURES: Final = {
     "cpu_ms_per_request": "processor milliseconds a request, of all processes that serve it",
@@ -42,9 +42,6 @@ def setting(told: dict[str, Any]) -> str:
 
 def doubt(told: dict[str, Any]) -> str:
     """What makes the figures doubtful, in a sentence; empty when nothing does."""
-    if told["load_before"] > _BUSY:
-        return (
-            f"The machine was busy before this run (load average {told['load_before']:.1f}), so the figures are worse than they "
-            "could be: measure again when it is idle."
-        )
+    if told["load_before"] > BUSY:
+        return was_busy(told["load_before"])
     return ""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from cluster.bench.report import BUSY
+
 FIGURES: Final = ["MEASURE", "VALUE", "WHAT"]
 TIDY: Final = ["TIDY PART", "DAMAGED BLOCKS", "UNUSABLE BEFORE", "AFTER ONE PASS", "PASS"]
-
-_BUSY: Final = 0.5
-"""Load average, over a minute, from which on others take a noticeable part of two cores."""
 
 _MEANINGS: Final = {
     "pairs_per_s_1": "16 blocks taken and given back, one process",
@@ -69,7 +68,7 @@ def setting(told: dict[str, Any]) -> str:
 def doubt(told: dict[str, Any]) -> str:
     """What makes the figures doubtful, in a sentence; empty when nothing does."""
     load = told["load_before"]
-    if load <= _BUSY:
+    if load <= BUSY:
         return ""
     return (
         f"The machine was busy before this run (load average {load:.1f}), so the figures are too low and two processes look "

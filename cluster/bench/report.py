@@ -8,7 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+BUSY = 0.5
+"""Load average, over a minute, from which on others take a noticeable part of two cores."""
 BY_REPLICA = ["POLICY", "REPLICA", "REQUESTS", "PROMPT TOKENS", "CACHED"]
+
+
+def was_busy(load_before: float) -> str:
+    """Why figures measured after such a load average are doubtful, in a sentence."""
+    return (
+        f"The machine was busy before this run (load average {load_before:.1f}), so the figures are worse than they could be: "
+        "measure again when it is idle."
+    )
 
 
 def table(runs: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-FIGURES: Final = ["MEASURE", "VALUE", "WHAT"]
+from cluster.bench.report import BUSY, was_busy
 
-_BUSY: Final = 0.5
-"""Load average, over a minute, from which on others take a noticeable part of two cores."""
+FIGURES: Final = ["MEASURE", "VALUE", "WHAT"]
 
 _MEANINGS: Final = {
     "lookup_p50_us": "one prompt of 1,000 blocks in the mirror, never asked about before",
@@ -42,11 +41,8 @@ def setting(told: dict[str, Any]) -> str:
 
 def doubt(told: dict[str, Any]) -> str:
     """What makes the figures doubtful, in a sentence; empty when nothing does."""
-    if told["load_before"] > _BUSY:
-        return (
-            f"The machine was busy before this run (load average {told['load_before']:.1f}), so the figures are worse than they "
-            "could be: measure again when it is idle."
-        )
+    if told["load_before"] > BUSY:
+        return was_busy(told["load_before"])
     if told["table_bytes"] <= told["cache_bytes"]:
         return "The mirror's table fits into the last-level cache, so look-ups are faster than in a large cluster."
     return ""

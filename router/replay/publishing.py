@@ -100,6 +100,5 @@ class Publishing:
         tokens, seconds = float(replicas.rate_tokens[number]), float(replicas.rate_seconds[number])
         age_s = max(0.0, self._clock() - float(replicas.rate_at[number]))
         is_enough = tokens * 0.5 ** (age_s / _RATE_HALF_LIFE_S) >= _ENOUGH_RATE_TOKENS
-        return (
-            tokens / seconds if is_enough and seconds > 0 else 0.0
-        )  # steps may be shorter than what a clock tells apart
+        # Steps may be shorter than what a clock tells apart.
+        return tokens / seconds if is_enough and seconds > 0 else 0.0

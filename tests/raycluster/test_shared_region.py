@@ -234,7 +234,8 @@ def test_one_of_two_is_killed_and_the_other_goes_on_with_all_that_is_cached(shar
             assert len(stream.text) < len(right[prompt])
             assert right[prompt].startswith(stream.text)
         else:
-            assert (stream.failure, stream.text) == ("", right[prompt])
+            said_by = victim["replica_id"] if stream.replica in dead else survivor
+            assert (stream.replica, stream.failure, stream.text) == (said_by, "", right[prompt])
     assert check_at_rest(shared)["totals"]["reclaimed_processes"] == 1
 
 
