@@ -1,14 +1,12 @@
-"""Grammars at a replica: compiled once per request, then a mask of the tokens that may come next, for each token.
+"""Grammars at a replica: compiled, then a mask of the tokens that may come next, for each token of each sequence.
 
-Everything of llguidance's runs in threads of its own, never in the event loop or the step thread: one compiles, the others
-take tokens in and make masks, of all sequences in turn. Compiling and making masks is done without the interpreter's lock;
-taking a token in holds it, tens of microseconds for a JSON schema. A sequence may spend `ACCEPT_S` of CPU a token on that, and
-`ACCEPT_RESERVE_S` beyond; one that spends more, or `MASK_S` on one mask, ends: what others lose to it is bounded by that.
+Everything of llguidance's runs in threads of its own, never in the event loop or the step thread: one compiles
+(`compiled_grammars.py`), the others take tokens in and make masks, of all sequences in turn. Compiling and making masks is done
+without the interpreter's lock; taking a token in holds it, tens of microseconds for a JSON schema. A sequence may spend
+`ACCEPT_S` of CPU a token on that, and `ACCEPT_RESERVE_S` beyond; one that spends more, or `MASK_S` on one mask, ends: what
+others lose to it is bounded by that.
 
 The tokenizer is converted at the first use: a third of a second and 30 MB for a vocabulary of 50,000.
-
-Limits: a compilation cannot be interrupted. One that takes longer than `compile_s` is given up, its thread still busy; so the
-edge tries grammars first, in a process that can be ended (`grammar_trial.py`).
 """
 
 from __future__ import annotations
@@ -25,19 +23,16 @@ import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer
 
+from actors.compiled_grammars import COMPILE_S, PARAM, CompiledGrammars
 from actors.deep_threads import DeepThreads
 from actors.errors import ReplicaOverloaded, RequestRefused
-from actors.grammar_source import check_size, matcher_of, problem_of
+from actors.grammar_source import check_size, problem_of
 from actors.request import Grammar
 
 _log = logging.getLogger(__name__)
-COMPILE_S = 30.0
 ACCEPT_S = 0.0005
 ACCEPT_RESERVE_S = 0.05
 MASK_S = 0.25
-MAX_COMPILING = 128
-"""Grammars that wait to be compiled, at most."""
-PARAM = "response_format"
 
 
 class GrammarConstraint:
@@ -183,9 +178,7 @@ class Grammars:
         self._eos_ids = frozenset(token for token in eos_ids if 0 <= token < vocab_size)
         self._threads = threads
         self._compile_s = compile_s
-        self._tokenizer: LLTokenizer | None = None
-        self._compiler: DeepThreads | None = None
-        self._worker: DeepThreads | None = None
+        self._parts: tuple[CompiledGrammars, DeepThreads] | None = None
         self._lock = threading.Lock()
         self._closed = False
 
@@ -196,55 +189,31 @@ class Grammars:
         `ReplicaOverloaded` when too many wait.
         """
         check_size(grammar, PARAM)
-        compiler, worker = self._running()
-        if compiler.waiting >= MAX_COMPILING:
-            raise ReplicaOverloaded(f"{compiler.waiting} grammars wait to be compiled already; try again later")
-        future = compiler.submit(lambda: self._compile(grammar, worker, on_ready))
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), self._compile_s)
-        except TimeoutError:
-            message = f"The grammar takes more than {self._compile_s:g} s to compile; simplify it."
-            raise RequestRefused(message, PARAM) from None
+        compiled, worker = self._running()
+        matcher = await compiled.matcher(grammar)
+        constraint = GrammarConstraint(matcher, self._vocab_size, self._eos_ids, worker, on_ready)
+        await asyncio.wrap_future(worker.submit(constraint.begin))
+        if constraint.failure:
+            raise RequestRefused(constraint.failure, PARAM)
+        return constraint
 
     def close(self) -> None:
         """End the threads after what they do now. Constraints that are open are never ready again. Idempotent."""
         with self._lock:
             self._closed = True
-            threads = [pool for pool in (self._compiler, self._worker) if pool is not None]
-        for pool in threads:
-            pool.close()
+            running, self._parts = self._parts, None
+        for part in running or ():
+            part.close()
 
-    def _running(self) -> tuple[DeepThreads, DeepThreads]:
-        """The threads, started by the first who asks."""
+    def _running(self) -> tuple[CompiledGrammars, DeepThreads]:
+        """What has the threads, started by the first who asks."""
         with self._lock:
             if self._closed:
                 raise ReplicaOverloaded("the replica is stopping; try again")
-            if self._compiler is None or self._worker is None:
-                self._compiler = DeepThreads("kvatlas-grammar")
-                self._worker = DeepThreads("kvatlas-mask", self._threads)
-            return self._compiler, self._worker
-
-    def _compile(self, grammar: Grammar, worker: DeepThreads, on_ready: Callable[[], None]) -> GrammarConstraint:
-        """Compiler's thread only."""
-        try:
-            if self._tokenizer is None:
-                self._tokenizer = self._converted()
-            matcher = matcher_of(self._tokenizer, grammar)
-            constraint = GrammarConstraint(matcher, self._vocab_size, self._eos_ids, worker, on_ready)
-            problem = problem_of(matcher)
-            if not problem:
-                constraint.begin()
-                problem = constraint.failure
-        except RequestRefused as error:
-            raise RequestRefused(error.message, PARAM) from error
-        except Exception:
-            raise
-        except BaseException as error:  # a panic of native code would end the event loop
-            _log.warning("a grammar could not be compiled: %s", type(error).__name__)
-            raise RequestRefused("The grammar cannot be compiled; simplify it.", PARAM) from error
-        if problem:
-            raise RequestRefused(problem, PARAM)
-        return constraint
+            if self._parts is None:
+                compiled = CompiledGrammars(self._converted, compile_s=self._compile_s)
+                self._parts = compiled, DeepThreads("kvatlas-mask", self._threads)
+            return self._parts
 
     def _converted(self) -> LLTokenizer:
         backend = getattr(self._source, "backend_tokenizer", None)

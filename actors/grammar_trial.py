@@ -22,6 +22,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -43,6 +44,14 @@ _START_S = 60.0
 _END_S = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`problem` is a sentence for the client, empty where there is none; `costly`: the limits of the child were met."""
+
+    problem: str = ""
+    costly: bool = False
+
+
 class GrammarTrial:
     """The child, started when there is something to try. From several threads, one at a time."""
 
@@ -61,8 +70,8 @@ class GrammarTrial:
         child = self._child
         return child.pid if child is not None else None
 
-    def problem(self, grammar: Grammar) -> str:
-        """What is wrong with `grammar`, in a sentence for the client; empty: nothing. Waits, up to `WALL_S`.
+    def verdict(self, grammar: Grammar) -> Verdict:
+        """What is wrong with `grammar`. Waits, up to `WALL_S`.
 
         Raises `OSError` where no child can be started, or it does not get enough CPU to come to an end.
         """
@@ -72,10 +81,10 @@ class GrammarTrial:
                 # Somebody ended it, perhaps before it read this: no verdict.
                 answer = self._ask(grammar)
         if isinstance(answer, str):
-            return answer
+            return Verdict(answer)
         if answer == -signal.SIGPROF:
-            return f"The grammar takes more than {self._cpu_s:g} s to compile; simplify it."
-        return "The grammar is too large to compile; simplify it."
+            return Verdict(f"The grammar takes more than {self._cpu_s:g} s to compile; simplify it.", costly=True)
+        return Verdict("The grammar is too large to compile; simplify it.", costly=True)
 
     def _ask(self, grammar: Grammar) -> str | int | None:
         """The verdict, or the exit status of a child that ended over it."""
@@ -93,9 +102,12 @@ class GrammarTrial:
         return ended
 
     def close(self) -> None:
-        """End the child. Idempotent; nothing can be tried any more."""
+        """End the child, whatever it does. Idempotent; nothing can be tried any more."""
+        self._closed = True
+        child = self._child
+        if child is not None:
+            child.kill()
         with self._lock:
-            self._closed = True
             self._end()
 
     def _running(self) -> subprocess.Popen[bytes]:

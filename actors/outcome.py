@@ -46,6 +46,8 @@ def _without_token(sequence: Sequence, token: int | None) -> Outcome | None:
             return Outcome(failure=failure)
     if token is not None:
         return None
-    if constraint is not None or (shaper is not None and shaper.allowed is not None):
-        return Outcome(failure=RequestRefused("the request rules out every token that could come next"))
+    lists_tokens = shaper is not None and shaper.allowed is not None
+    if constraint is not None or lists_tokens:
+        param = "allowed_token_ids" if lists_tokens else "response_format"
+        return Outcome(failure=RequestRefused("the request rules out every token that could come next", param))
     return Outcome(failure=ReplicaFailed("the model's logits have no finite maximum"))

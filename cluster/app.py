@@ -47,8 +47,13 @@ def served_name(config: Config, files: ModelFiles) -> str:
     return config.model.served_name or files.name
 
 
-def build(config: Config, files: ModelFiles) -> Application:
-    """The application for `config`, serving the model at `files` (a path that every node can read)."""
+def build(
+    config: Config, files: ModelFiles, engine_class: type[Any] = EngineDeployment, engine_args: tuple[Any, ...] = ()
+) -> Application:
+    """The application for `config`, serving the model at `files` (a path that every node can read).
+
+    A replica is an `engine_class` of the replica's configuration, the model's path and `engine_args`.
+    """
     name = served_name(config, files)
     member = membership.of(config.cluster)
     engine = serve.deployment(
@@ -62,7 +67,7 @@ def build(config: Config, files: ModelFiles) -> Application:
         health_check_period_s=5,
         health_check_timeout_s=30,
         max_constructor_retry_count=3,
-    )(EngineDeployment)
+    )(engine_class)
     ingress = serve.deployment(
         name=INGRESS_NAME,
         num_replicas=1,
@@ -74,7 +79,7 @@ def build(config: Config, files: ModelFiles) -> Application:
     )(Ingress)
     routing = RoutingSettings(member, config.directory, config.router)
     settings = IngressSettings.of(config.http, name, str(files.path), routing)
-    return ingress.bind(settings, engine.bind(config.replica(name, member), str(files.path)))
+    return ingress.bind(settings, engine.bind(config.replica(name, member), str(files.path), *engine_args))
 
 
 def app_from_env(options: dict[str, Any] | None = None) -> Application:

@@ -17,12 +17,13 @@ The script also edits the configuration that Ray has written, before HAProxy rea
   before, HAProxy would else hang up on the client without a word. It is as with replicas: nothing has been answered yet.
 - Headers that Serve itself obeys do not reach it: a client could switch off deadlines, or that its leaving ends its request. And
   in those that it reads, what is not printable ASCII would make it answer 500, so such a header counts as not sent.
+- What is answered without the ingress carries x-request-id too.
 - The buffer holds whatever headers the ingress bounds (`cluster.api.limits`), so that the ingress answers what exceeds the
   bounds; and headers have to arrive in time.
 - The page of statistics listens on this machine only, and only the user who runs the server may use the admin socket.
 A line that is not there as expected stays as Ray wrote it: the answers are then Ray's.
 
-Limits: answers made here carry no x-request-id. HAProxy answers what is no HTTP at all, or has headers larger than its buffer,
+Limits: HAProxy answers what is no HTTP at all, or has headers larger than its buffer,
 with a page of its own (400) that no configuration changes. An answer that has begun is cut off when its ingress dies. Without
 HAProxy, the texts of Ray's own proxy stay.
 """
@@ -63,6 +64,12 @@ s|^\( *http-request return status\) 404 content-type text/plain lf-string "Path 
     http-request del-header serve-multiplexed-model-id\
     http-request del-header x-request-id if {{ req.fhdr(x-request-id) -m reg [^[:print:]] }}\
     http-request del-header x-session-id if {{ req.fhdr(x-session-id) -m reg [^[:print:]] }}\
+    acl plain_id req.hdr(x-request-id) -m reg ^[!-~]{{1,128}}$\
+    http-request set-var(txn.request_id) req.hdr(x-request-id) if plain_id\
+    http-request set-var(txn.request_id) uuid() unless plain_id\
+    acl has_id var(txn.request_id) -m found\
+    acl tells_id res.hdr(x-request-id) -m found\
+    http-after-response set-header x-request-id %[var(txn.request_id)] if has_id !tells_id\
     acl of_serve res.hdr(content-type) -m beg text/plain\
     http-response return status 400 default-errorfiles if of_serve {{ status 400 }}\
     http-response return status 503 default-errorfiles if of_serve {{ status 404 408 429 500:599 }}

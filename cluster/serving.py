@@ -92,7 +92,8 @@ def _run(config: Config, files: ModelFiles, progress: Progress, say: Callable[[s
         state = replace(state, metrics_url=cluster.metrics_url)
         server_state.write(directory, state)
         where = "private Redis" if redis is not None else without_password(config.directory.redis_url)
-        say(ready_block(url, cluster.metrics_url, model, found["replicas"], where, time.monotonic() - started))
+        seconds, asks = time.monotonic() - started, bool(config.http.api_keys or config.http.api_keys_file)
+        say(ready_block(url, cluster.metrics_url, model, found["replicas"], where, seconds, asks_for_keys=asks))
         if not _is_known(found):
             problem = found["routing"]["directory"].get("problem") or f"{where} does not tell of all pools yet"
             say(f"Note: requests are routed by load only until the directory works: {problem}.")

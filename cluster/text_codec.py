@@ -108,7 +108,7 @@ class TransformersCodec:
         self._grammar_lock = threading.Lock()
         self._grammar_tokenizer: Any = None
         known = inspect.signature(self._tokenizer.apply_chat_template).parameters
-        self._reserved = frozenset(known) - {"kwargs"} | {"messages", "conversations"}
+        self._reserved = frozenset(known) - {"kwargs"} | {"self", "messages", "conversations"}
 
     @property
     def vocab_size(self) -> int:

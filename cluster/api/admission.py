@@ -27,7 +27,7 @@ from enum import Enum, auto
 from types import TracebackType
 from typing import Self
 
-from cluster.api.errors import ApiError, unavailable
+from cluster.api.errors import slow_down, unavailable
 from cluster.api.identity import ANONYMOUS, Identity
 
 
@@ -203,8 +203,3 @@ class Admission:
 def _exceeds(limit: int, present: int, more: int) -> bool:
     """Whether `more` is too much on top of `present`. Whatever is alone fits."""
     return limit > 0 and present > 0 and present + more > limit
-
-
-def slow_down(message: str) -> ApiError:
-    """A 429: this client alone asks for too much at a time."""
-    return ApiError(429, message, code="slow_down", headers={"retry-after": "1"})

@@ -15,7 +15,8 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -30,6 +31,7 @@ from cluster.api.debug import debug_router
 from cluster.api.edge import Edge
 from cluster.api.errors import ApiError, shorten
 from cluster.api.failsafe import FailSafeMiddleware
+from cluster.api.grammar_check import GrammarCheck
 from cluster.api.head import HeadMiddleware
 from cluster.api.health import health_router, installed_version
 from cluster.api.keys import ApiKeysMiddleware, KeyRing
@@ -67,8 +69,16 @@ def build_app(
 
     See `Edge` for the injected sources.
     """
-    edge = Edge(settings, client, codec, new_id, clock, draw_seed, admission=Admission(settings.admission))
+    grammars = GrammarCheck(codec)
+    edge = Edge(settings, client, codec, new_id, clock, draw_seed, grammars, Admission(settings.admission))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await grammars.close()
+
     app = FastAPI(
+        lifespan=lifespan,
         title="kvatlas",
         version=installed_version(),
         docs_url=None,
@@ -82,7 +92,7 @@ def build_app(
     app.include_router(models_router(settings))
     app.include_router(health_router(edge))
     app.include_router(debug_router(edge))
-    install_openapi(app)
+    install_openapi(app, asks_for_keys=keys is not None)
     if keys is not None:
         app.add_middleware(ApiKeysMiddleware, ring=keys)
     app.add_middleware(LimitsMiddleware)

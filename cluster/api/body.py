@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,14 +11,22 @@ from starlette.requests import Request
 from cluster.api.errors import ApiError, invalid, shorten
 from cluster.api.lifeline import ClientGone
 
+BODY_S = 60.0
+"""What a client has to send its body. Whoever needs longer holds a connection for nothing."""
+
 
 async def read_object(request: Request, max_body_bytes: int) -> dict[str, Any]:
     """The body of `request` as a dict.
 
-    Raises `ApiError` 415, 413 or 400, and `ClientGone` when the client leaves before the end of its body.
+    Raises `ApiError` 415, 413, 408 or 400, and `ClientGone` when the client leaves before the end of its body.
     """
     _check_headers(request, max_body_bytes)
-    raw = await _read(request, max_body_bytes)
+    try:
+        async with asyncio.timeout(BODY_S):
+            raw = await _read(request, max_body_bytes)
+    except TimeoutError:
+        message = f"The request body did not arrive within {BODY_S:g} s."
+        raise ApiError(408, message, code="body_timeout", headers={"connection": "close"}) from None
     try:
         value = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as exc:

@@ -14,15 +14,16 @@ from cluster.api.chat_choice import ChatChoice
 from cluster.api.conversation import render
 from cluster.api.edge import Edge
 from cluster.api.errors import ApiError
-from cluster.api.generation import GenerationResponse
-from cluster.api.identity import identity_of
+from cluster.api.generation import Generation, GenerationResponse
+from cluster.api.grammar_check import COSTLY
+from cluster.api.identity import Identity, identity_of
 from cluster.api.logprobs import TokenNames
 from cluster.api.openapi import json_body
 from cluster.api.plan import Caller, Plan, plan
 from cluster.api.reply import Reply
 from cluster.api.schemas import ChatRequest
 from cluster.api.session import session_of
-from cluster.api.structured import check, grammar_of, param_of
+from cluster.api.structured import grammar_of, param_of
 from cluster.api.tool_format import detect
 from cluster.api.tools import Tooling, tooling
 from cluster.api.validation import validate
@@ -45,8 +46,13 @@ def chat_router(edge: Edge) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         """Continue a conversation."""
         body = await read_object(request, edge.settings.max_body_bytes)
-        planned = await plan_chat(edge, body, Caller(identity_of(request.scope), session_of(request)))
-        return GenerationResponse(edge, planned.fields, _reply(edge, planned), planned.plan)
+        caller = Caller(identity_of(request.scope), session_of(request))
+
+        async def prepare() -> Generation:
+            planned = await plan_chat(edge, body, caller)
+            return Generation(edge, planned.fields, _reply(edge, planned), planned.plan)
+
+        return GenerationResponse(edge, prepare)
 
     return router
 
@@ -70,22 +76,22 @@ async def plan_chat(edge: Edge, body: dict[str, Any], caller: Caller) -> ChatPla
         keep_special_tokens=tools.keep_special_tokens,
     )
     if content is not None:
-        await check(content, edge.codec, param_of(body))
-    await _check_tools(edge, tools)
+        await edge.grammars.check(content, param_of(body), caller.identity)
+    await _check_tools(edge, tools, caller.identity)
     return ChatPlan(fields, tools, planned)
 
 
-async def _check_tools(edge: Edge, tools: Tooling) -> None:
+async def _check_tools(edge: Edge, tools: Tooling, identity: Identity) -> None:
     """Raises `ApiError` 400 where what tools ask for cannot be enforced; names the tool at fault if it is a single one's."""
     if tools.grammar is None:
         return
     try:
-        await check(tools.grammar, edge.codec, "tools")
+        await edge.grammars.check(tools.grammar, "tools", identity)
     except ApiError as error:
-        if error.status != 400:
-            raise  # nothing was found wrong: there was no time to look
+        if error.status != 400 or error.code == COSTLY:
+            raise  # nothing was found wrong; or looking for the one at fault would cost as much again for each
         for param, schema in tools.schemas:
-            await check(schema, edge.codec, param)
+            await edge.grammars.check(schema, param, identity)
         raise
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from cluster.api.body import read_object
 from cluster.api.completion_choice import CompletionChoice
 from cluster.api.edge import Edge
-from cluster.api.generation import GenerationResponse
+from cluster.api.generation import Generation, GenerationResponse
 from cluster.api.identity import identity_of
 from cluster.api.logprobs import CompletionLogprobs, TokenNames
 from cluster.api.openapi import json_body
@@ -21,7 +21,7 @@ from cluster.api.prompts import Prompt, split_prompts
 from cluster.api.reply import Reply
 from cluster.api.schemas import CompletionRequest
 from cluster.api.session import session_of
-from cluster.api.structured import check, grammar_of, param_of
+from cluster.api.structured import grammar_of, param_of
 from cluster.api.validation import validate
 
 DEFAULT_MAX_TOKENS = 16
@@ -44,8 +44,13 @@ def completions_router(edge: Edge) -> APIRouter:
     async def completions(request: Request) -> Response:
         """Continue one or more texts."""
         body = await read_object(request, edge.settings.max_body_bytes)
-        planned = await plan_completions(edge, body, Caller(identity_of(request.scope), session_of(request)))
-        return GenerationResponse(edge, planned.fields, _reply(edge, planned), planned.plan)
+        caller = Caller(identity_of(request.scope), session_of(request))
+
+        async def prepare() -> Generation:
+            planned = await plan_completions(edge, body, caller)
+            return Generation(edge, planned.fields, _reply(edge, planned), planned.plan)
+
+        return GenerationResponse(edge, prepare)
 
     return router
 
@@ -72,7 +77,7 @@ async def plan_completions(edge: Edge, body: dict[str, Any], caller: Caller) -> 
         grammar=grammar,
     )
     if grammar is not None:
-        await check(grammar, edge.codec, param_of(body))
+        await edge.grammars.check(grammar, param_of(body), caller.identity)
     echoes = [prompt if isinstance(prompt, str) else edge.codec.decode(prompt) for prompt in prompts if fields.echo]
     return CompletionPlan(fields, tuple(echoes), planned)
 

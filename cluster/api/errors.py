@@ -62,6 +62,11 @@ def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, code=code, headers={"retry-after": "1"})
 
 
+def slow_down(message: str) -> ApiError:
+    """A 429: this client alone asks for too much at a time."""
+    return ApiError(429, message, code="slow_down", headers={"retry-after": "1"})
+
+
 def shorten(text: str, limit: int = ECHO_CHARS) -> str:
     """`text` as UTF-8 can hold it, cut to `limit` characters. Whatever a client sent passes here before it is echoed."""
     text = text.encode("utf-8", "replace").decode("utf-8")

@@ -25,7 +25,9 @@ _TEXT_PARTS_SCHEMA: dict[str, Any] = {
     },
 }
 _CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, _TEXT_PARTS_SCHEMA, {"type": "null"}]}
-_STOP_ITEM_SCHEMA = {"type": "string", "minLength": 1}
+MAX_STOP_CHARS = 4096
+"""Of one stop string: the end of every answer is searched for each of them."""
+_STOP_ITEM_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 _STOP_SCHEMA = {
     "anyOf": [_STOP_ITEM_SCHEMA, {"type": "array", "items": _STOP_ITEM_SCHEMA, "maxItems": 4}, {"type": "null"}]
 }
@@ -36,7 +38,7 @@ def _stop_as_list(value: Any) -> Any:
 
 
 Content = Annotated[Text | None, BeforeValidator(flatten_content), WithJsonSchema(_CONTENT_SCHEMA)]
-StopText = Annotated[Text, Field(min_length=1)]
+StopText = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 StopList = Annotated[
     Annotated[list[StopText], Field(max_length=4, fail_fast=True)] | None,
     BeforeValidator(_stop_as_list),

@@ -1,19 +1,22 @@
 """One generation, from planned requests to the last byte: the flow that chat and completions share.
 
-    let in  ->  admitted (all choices)  ->  200 and headers  ->  deltas  ->  finish, usage, [DONE]      (stream)
-                                        ->  deltas, collected  ->  200 with everything                  (not stream)
+    planned  ->  let in  ->  admitted (all choices)  ->  200 and headers  ->  deltas  ->  finish, usage, [DONE]      (stream)
+                                                     ->  deltas, collected  ->  200 with everything                  (not stream)
 
-A sequence that moves to another replica before its first token is told of by the usage and by the headers of a whole reply;
-the headers of a stream have gone out by then.
+The headers of a stream go out at the latest `keep_alive_s` after its first choice is admitted, so that nobody in between takes
+the silence for a failure. A sequence that is admitted later, or moves to another replica before its first token, is told of by
+the usage only.
 
-Until the 200 any error is a real HTTP status, a deadline that passes among them. After it, an error is the stream's last
-event before [DONE]. At every point the client may leave: the generators are then closed at once, which frees their blocks.
-They are closed before an error is sent, too: nobody's blocks wait for a slow reader to take his bad news.
+All of it is within the deadline, planning too. Until the 200 any error is a real HTTP status, a deadline that passes among
+them. After it, an error is the stream's last event before [DONE]. At every point the client may leave: the generators are then
+closed at once, which frees their blocks. They are closed before an error is sent, too: nobody's blocks wait for a slow reader
+to take his bad news.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -33,20 +36,12 @@ from cluster.api.streams import Streams
 
 
 class GenerationResponse(Response):
-    """The response to one generation request. Nothing runs until the server calls it."""
+    """The response to one generation request. Nothing runs until the server calls it: `prepare`, then the generation."""
 
-    def __init__(self, edge: Edge, fields: GenerationFields, reply: Reply, plan: Plan) -> None:
+    def __init__(self, edge: Edge, prepare: Callable[[], Awaitable[Generation]]) -> None:
         super().__init__()
-        self._edge = edge
-        self._settings = edge.settings
-        self._fields = fields
-        self._reply = reply
-        self._choices = reply.choices
-        self._plan = plan
-        self._streams = Streams(edge.client, plan.requests)
-        self._id = f"{reply.id_prefix}-{plan.reply_id}"
-        self._created = int(edge.clock())
-        self._has_usage = fields.wants_usage_chunk or fields.wants_usage_always
+        self._limit_s = edge.settings.request_timeout_s
+        self._prepare = prepare
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send. Raises errors only while no status has been sent."""
@@ -54,47 +49,63 @@ class GenerationResponse(Response):
             await run_while_connected(receive, self._run(scope, receive, guarded_send(send)))
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._fields.stream:
-            await self._within_the_deadline(None)
-            await self._whole()(scope, receive, send)
-            return
         writer = SseWriter(send)
         try:
-            await self._within_the_deadline(writer)
-            if self._fields.wants_usage_chunk:
-                await writer.encoded_event(self._encoder({}).chunk([], self._usage()))
+            whole = await self._within_the_deadline(writer)
         except ClientGone:
             raise
         except Exception as exc:
             if not writer.started:
                 raise
             await writer.event(report(exc, request_id_of(scope)).envelope())
-        await writer.done()
+            whole = None
+        if whole is not None:
+            await whole(scope, receive, send)
+        else:
+            await writer.done()
 
-    async def _within_the_deadline(self, writer: SseWriter | None) -> None:
-        """All of the generation. Raises `ApiError` 504 when it takes too long; the replicas are done with it by then."""
-        limit_s = self._settings.request_timeout_s
-        deadline = asyncio.timeout(limit_s or None)
+    async def _within_the_deadline(self, writer: SseWriter) -> Response | None:
+        """See `Generation.run`. Raises `ApiError` 504 when it takes too long; the replicas are done with it by then."""
+        deadline = asyncio.timeout(self._limit_s or None)
         try:
             async with deadline:
-                await self._generate(writer)
+                generation = await self._prepare()
+                return await generation.run(writer)
         except TimeoutError as exc:
             if not deadline.expired():
                 raise  # somebody else's
-            message = f"The request took longer than the {limit_s:g} s that this server gives it."
+            message = f"The request took longer than the {self._limit_s:g} s that this server gives it."
             raise ApiError(504, message, code="deadline_exceeded") from exc
 
-    async def _generate(self, writer: SseWriter | None) -> None:
-        admission = self._edge.admission
-        async with admission.enter(self._plan.identity, self._plan.tokens) as place, self._streams as streams:
-            await streams.admitted()
-            place.admitted()
-            if writer is not None:
+
+class Generation:
+    """A planned request: `fields` say how it is answered, `reply` is what the answer is made of."""
+
+    def __init__(self, edge: Edge, fields: GenerationFields, reply: Reply, plan: Plan) -> None:
+        self._edge = edge
+        self._settings = edge.settings
+        self._fields = fields
+        self._reply = reply
+        self._choices = reply.choices
+        self._plan = plan
+        self._place = edge.admission.enter(plan.identity, plan.tokens)
+        self._streams = Streams(edge.client, plan.requests, self._place.admitted)
+        self._id = f"{reply.id_prefix}-{plan.reply_id}"
+        self._created = int(edge.clock())
+        self._has_usage = fields.wants_usage_chunk or fields.wants_usage_always
+
+    async def run(self, writer: SseWriter) -> Response | None:
+        """Once, to its end. The whole answer; None where it has been streamed to `writer`, but for its end."""
+        async with self._place, self._streams as streams:
+            if self._fields.stream:
+                await streams.admitted(self._settings.keep_alive_s)
                 await self._stream(writer)
-                return
+                return None
+            await streams.admitted()
             async with aclosing(streams.deltas()) as deltas:
                 async for choice, delta in deltas:
                     self._choices[choice].add(delta)
+        return self._whole()
 
     async def _stream(self, writer: SseWriter) -> None:
         await writer.start(self._reply_headers())
@@ -107,6 +118,8 @@ class GenerationResponse(Response):
             async for index, delta in deltas:
                 for part in self._choices[index].chunks(delta):
                     await writer.encoded_event(encoder.chunk([part], self._usage_so_far()))
+        if self._fields.wants_usage_chunk:
+            await writer.encoded_event(self._encoder({}).chunk([], self._usage()))
 
     def _encoder(self, extra: dict[str, Any]) -> _ChunkEncoder:
         return _ChunkEncoder(self._head(self._reply.chunk_object) | extra, has_usage=self._has_usage)

@@ -60,6 +60,8 @@ def _parse(number: int, entry: str) -> ApiKey:
         if not _DIGEST.fullmatch(digest):
             raise KeyListError(f"entry {number} needs 64 hexadecimal digits after 'sha256:'")
         return ApiKey(name, bytes.fromhex(digest))
+    if not key.isascii():
+        raise KeyListError(f"entry {number} has a key with characters that no HTTP header carries: use ASCII only")
     if len(key) < LEAST_CHARS:
         raise KeyListError(f"entry {number} has a key of {len(key)} characters: {LEAST_CHARS} are the least")
     return ApiKey(name, digest_of(key))

@@ -120,8 +120,12 @@ class ApiKeysMiddleware:
 
 
 def _is_open(scope: Scope) -> bool:
-    path = str(scope["path"]).removeprefix(str(scope.get("root_path", "")))
-    return scope["method"] == "OPTIONS" or path == "/health" or path.startswith(("/health/", "/debug/"))
+    return scope["method"] == "OPTIONS" or is_open(str(scope["path"]).removeprefix(str(scope.get("root_path", ""))))
+
+
+def is_open(path: str) -> bool:
+    """Whether `path` asks for no API key."""
+    return path == "/health" or path.startswith(("/health/", "/debug/"))
 
 
 def bearer_of(scope: Scope) -> str:

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from cluster.api.keys import is_open
 from cluster.api.reply_schemas import REPLY_SCHEMAS
 from cluster.api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
@@ -28,6 +29,7 @@ _REPLIES = {
     "/health/ready": "Health",
     "/version": "Version",
 }
+_KEY = "api_key"
 _STREAMED = {"/v1/chat/completions", "/v1/completions"}
 
 
@@ -36,17 +38,21 @@ def json_body(kind: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": _content(kind.__name__)}}
 
 
-def install_openapi(app: FastAPI) -> None:
-    """Make `app.openapi()` include the schemas that `json_body` refers to, and what the routes reply."""
+def install_openapi(app: FastAPI, *, asks_for_keys: bool = False) -> None:
+    """Make `app.openapi()` include the schemas that `json_body` refers to, what the routes reply, and which ask for a key."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, routes=app.routes)
             # The framework adds its own answer to a body that does not fit; there is none here.
             document["components"] = {"schemas": _schemas()}
+            if asks_for_keys:
+                document["components"]["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer"}}
             for path, operations in document["paths"].items():
                 for operation in operations.values():
                     operation["responses"] = _responses(path)
+                    if asks_for_keys and not is_open(path):
+                        operation["security"] = [{_KEY: []}]
             app.openapi_schema = document
         return app.openapi_schema
 

@@ -93,6 +93,9 @@ def plan(
 ) -> Plan:
     """A `GenerateRequest` for each choice, `n` for each prompt, numbered in order, under fresh ids and one seed.
 
+    What the client's seed gives a prompt does not depend on the prompts beside it: the copies of each are numbered from 0.
+    Without one, equal prompts of a request are to differ, so all are numbered.
+
     `param` names the body's prompt field in errors; `default_max_tokens` None means "to the end of the context". The body's
     `prompt_cache_key` overrides the caller's session. `keep_special_tokens`: whoever reads the text needs them, whatever the body
     says. Raises `ApiError` 400.
@@ -108,6 +111,11 @@ def plan(
     check_tokens(edge, fields.stop_token_ids or (), "stop_token_ids")
     check_tokens(edge, fields.allowed_token_ids or (), "allowed_token_ids")
     check_tokens(edge, fields.logit_bias or (), "logit_bias")
+    if grammar is not None and fields.ignore_eos:
+        message = (
+            "'ignore_eos' cannot be combined with a grammar or a forced tool call: the answer ends where that does."
+        )
+        raise invalid(message, "ignore_eos", "unsupported_parameter")
     base = edge.new_id()
     seed = edge.draw_seed() if fields.seed is None else fields.seed
     answers = [(tuple(prompt), copy) for prompt in prompts for copy in range(copies)]
@@ -119,7 +127,7 @@ def plan(
             sampling=samplings[choice // copies],
             stop=tuple(fields.stop or ()),
             salt=_salt(caller.identity, fields.cache_salt),
-            choice=choice,
+            choice=choice if fields.seed is None else choice % copies,
             skip_special_tokens=fields.skip_special_tokens is not False and not keep_special_tokens,
             include_stop_str_in_output=bool(fields.include_stop_str_in_output),
             session=(fields.prompt_cache_key or caller.session)[:SESSION_CHARS],

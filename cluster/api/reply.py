@@ -103,7 +103,7 @@ def cached_tokens(admitted: Sequence[Admitted], copies: int) -> int:
 
 def reply_headers(admitted: Sequence[Admitted], copies: int) -> dict[str, str]:
     """Who answered, how many prompt tokens were cached, and, where a router chose the replica, why it did."""
-    replicas = dict.fromkeys(event.replica_id for event in admitted)
+    replicas = dict.fromkeys(event.replica_id for event in admitted if event.replica_id)
     headers = {
         "x-kvatlas-replica": ",".join(replicas),
         "x-kvatlas-cached-tokens": str(cached_tokens(admitted, copies)),

@@ -89,6 +89,7 @@ class GenerationFields(Fields):
 
     model: Text
     max_tokens: PositiveCount | None = None
+    max_completion_tokens: PositiveCount | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
@@ -137,8 +138,8 @@ class GenerationFields(Fields):
 
     @property
     def requested_max_tokens(self) -> int | None:
-        """The answer's length limit as the client gave it."""
-        return self.max_tokens
+        """The answer's length limit as the client gave it: `max_completion_tokens` is its newer name and wins."""
+        return self.max_completion_tokens or self.max_tokens
 
     @property
     def requested_logprobs(self) -> int | None:
@@ -202,7 +203,6 @@ class ChatRequest(GenerationFields):
     """POST /v1/chat/completions."""
 
     messages: Messages
-    max_completion_tokens: PositiveCount | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
@@ -211,11 +211,6 @@ class ChatRequest(GenerationFields):
     tools: Tools | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
-
-    @property
-    def requested_max_tokens(self) -> int | None:
-        """`max_completion_tokens` is the newer name of `max_tokens` and wins."""
-        return self.max_completion_tokens or self.max_tokens
 
     @property
     def requested_logprobs(self) -> int | None:

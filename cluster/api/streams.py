@@ -5,7 +5,8 @@ of bounded length: a client that reads slowly holds the tasks back, and through 
 does not grow with the answer.
 
 The order is: every sequence is admitted (or the whole request fails, in time for a real HTTP status), then deltas flow,
-interleaved. However it ends, leaving the context closes every generator and waits for every task.
+interleaved. Of many sequences some may have to wait for others to end; whoever waits for all of them says for how long, and
+the rest is admitted among the deltas. However it ends, leaving the context closes every generator and waits for every task.
 
 A client may move a sequence to another replica as long as no token of it has arrived. It tells so by another `Admitted`
 before the first delta, which takes the place of the one before: `admissions` says who answers in the end.
@@ -32,11 +33,15 @@ OnIdle = Callable[[], Awaitable[None]]
 class Streams:
     """An async context: `await admitted()` once, then iterate `deltas()` once."""
 
-    def __init__(self, client: EngineClient, requests: Sequence[GenerateRequest]) -> None:
+    def __init__(
+        self, client: EngineClient, requests: Sequence[GenerateRequest], on_admitted: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_admitted` is called once, when the last sequence is admitted."""
         self._client = client
         self._requests = requests
+        self._on_admitted = on_admitted
         self._queue: asyncio.Queue[_Item] = asyncio.Queue(maxsize=len(requests))
-        self._all_admitted = asyncio.Event()
+        self._flows = asyncio.Event()
         self._admissions: dict[int, Admitted] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._on_idle: OnIdle | None = None
@@ -56,17 +61,39 @@ class Streams:
 
     @property
     def admissions(self) -> list[Admitted]:
-        """Who serves each sequence as of now, in order of choice; complete once `admitted` has returned."""
-        return [self._admissions[index] for index in sorted(self._admissions)]
+        """Who serves each sequence as of now, in order of choice. Nobody, and nothing cached, where none is admitted yet."""
+        return [
+            self._admissions.get(index) or Admitted("", len(request.prompt_token_ids), 0)
+            for index, request in enumerate(self._requests)
+        ]
 
-    async def admitted(self) -> None:
-        """Wait until every sequence is admitted. Raises the first sequence's error."""
-        while len(self._admissions) < len(self._requests):
-            index, event = await self._next()
-            if not isinstance(event, Admitted):
-                raise TypeError(f"a replica's first event was {type(event).__name__}, not Admitted")
-            self._admissions[index] = event
-        self._all_admitted.set()
+    async def admitted(self, patience_s: float = 0.0) -> None:
+        """Wait until every sequence is admitted, but from the first on at most `patience_s`, where that is not 0.
+
+        Raises the first sequence's error.
+        """
+        await self._admit_next()
+        patience = asyncio.timeout(patience_s or None)
+        try:
+            async with patience:
+                while len(self._admissions) < len(self._requests):
+                    await self._admit_next()
+        except TimeoutError:
+            if not patience.expired():
+                raise  # somebody else's
+        self._flows.set()
+
+    async def _admit_next(self) -> None:
+        index, event = await self._next()
+        if not isinstance(event, Admitted):
+            raise TypeError(f"a replica's first event was {type(event).__name__}, not Admitted")
+        self._admit(index, event)
+
+    def _admit(self, index: int, event: Admitted) -> None:
+        waited = index not in self._admissions
+        self._admissions[index] = event
+        if waited and len(self._admissions) == len(self._requests):
+            self._on_admitted()
 
     async def deltas(self, idle_s: float = 0.0, on_idle: OnIdle | None = None) -> AsyncGenerator[tuple[int, Delta]]:
         """(choice, delta) pairs until every sequence has finished. Raises the first sequence's error.
@@ -82,9 +109,9 @@ class Streams:
         while running:
             index, event = await self._next()
             if isinstance(event, Admitted) and index not in begun:
-                self._admissions[index] = event
+                self._admit(index, event)
                 continue
-            if not isinstance(event, Delta):
+            if not isinstance(event, Delta) or index not in self._admissions:
                 raise TypeError(f"a replica sent {type(event).__name__} where a Delta belongs")
             begun.add(index)
             running -= event.finish_reason is not None
@@ -137,7 +164,7 @@ class Streams:
             if isinstance(event, Delta) and event.finish_reason is not None:
                 return
             if first:
-                await self._all_admitted.wait()
+                await self._flows.wait()
                 first = False
         raise ReplicaFailed("the replica ended the stream without a finish reason")
 

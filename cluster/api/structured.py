@@ -1,4 +1,4 @@
-"""What an answer must look like: the fields that ask for it, and the check of a grammar before anything is scheduled.
+"""What an answer must look like: the fields that ask for it, read into a grammar.
 
 | field | value | the answer |
 |---|---|---|
@@ -18,51 +18,28 @@ Limits: GBNF is converted here, so only short ones are taken. Schemas that refer
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 import re
-import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
-from llguidance import LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
-from actors.errors import RequestRefused
-from actors.grammar_source import check_size
-from actors.grammar_trial import GrammarTrial
 from actors.request import Grammar
-from cluster.api.errors import invalid, shorten, unavailable
+from cluster.api.errors import invalid, shorten
 from cluster.api.text import is_text
 
-logger = logging.getLogger(__name__)
-
 MAX_GBNF_CHARS = 8192
-MAX_WAITING = 64
-"""Grammars that wait to be tried, at most."""
-KNOWN_GRAMMARS = 1024
-"""Verdicts remembered."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ANY_OBJECT = Grammar("json_schema", '{"type": "object"}')
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 
 
-class GrammarCodec(Protocol):
-    """What is needed of the served model's tokenizer."""
-
-    def grammar_tokenizer(self) -> LLTokenizer:
-        """The tokenizer as llguidance wants it. May raise `RequestRefused`."""
-        ...
-
-
 def grammar_of(body: Mapping[str, Any]) -> Grammar | None:
     """What the fields of `body` ask for; None where the answer is free.
 
-    Raises `ApiError` 400 for fields that are malformed or contradict each other. Whether the grammar makes sense: `check`.
+    Raises `ApiError` 400 for fields that are malformed or contradict each other. Whether the grammar makes sense is for
+    `grammar_check.py` to say.
     """
     asked = _asked(body)
     if len(asked) > 1:
@@ -75,75 +52,6 @@ def param_of(body: Mapping[str, Any]) -> str:
     """The path of the field that `grammar_of` reads; "" where none asks for anything."""
     asked = _asked(body)
     return asked[0][0] if asked else ""
-
-
-async def check(grammar: Grammar, codec: GrammarCodec, param: str = "response_format") -> None:
-    """Raise `ApiError` 400 with `param` for a grammar that is wrong, takes too long or too much memory, or fits no text.
-
-    503 when too many grammars wait to be tried. A grammar that was tried before costs nothing.
-    """
-    checker = _CHECKERS.get(codec)
-    if checker is None:
-        checker = _CHECKERS[codec] = GrammarChecker()
-        weakref.finalize(codec, checker.close)
-    await checker.check(grammar, codec, param)
-
-
-class GrammarChecker:
-    """Tries grammars in a child process, one at a time, and remembers the verdicts. Of one codec."""
-
-    def __init__(self, trial: Callable[[LLTokenizer], GrammarTrial] = GrammarTrial) -> None:
-        self._make_trial = trial
-        self._trial: GrammarTrial | None = None
-        self._known: OrderedDict[bytes, str] = OrderedDict()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvatlas-grammar-check")
-        self._waiting = 0
-
-    async def check(self, grammar: Grammar, codec: GrammarCodec, param: str) -> None:
-        """See `check`."""
-        try:
-            check_size(grammar, param)
-            problem = await self._problem(grammar, codec)
-        except RequestRefused as error:
-            raise invalid(error.message, param) from error
-        if problem:
-            raise invalid(problem, param)
-
-    async def _problem(self, grammar: Grammar, codec: GrammarCodec) -> str:
-        key = blake2b(f"{grammar.kind}\n{grammar.text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        known = self._known.get(key)
-        if known is not None:
-            self._known.move_to_end(key)
-            return known
-        if self._waiting >= MAX_WAITING:
-            raise unavailable("Too many grammars wait to be checked. Retry in a moment.", "server_is_overloaded")
-        self._waiting += 1
-        try:
-            problem = await asyncio.get_running_loop().run_in_executor(self._thread, self._try, grammar, codec)
-        except OSError as error:
-            logger.error("a grammar could not be checked: %s", error)
-            raise unavailable("Grammars cannot be checked now. Retry in a moment.", "server_is_overloaded") from error
-        finally:
-            self._waiting -= 1
-        self._known[key] = problem
-        if len(self._known) > KNOWN_GRAMMARS:
-            self._known.popitem(last=False)
-        return problem
-
-    def _try(self, grammar: Grammar, codec: GrammarCodec) -> str:
-        if self._trial is None:
-            self._trial = self._make_trial(codec.grammar_tokenizer())
-        return self._trial.problem(grammar)
-
-    def close(self) -> None:
-        """End the child. Idempotent."""
-        # Not waited for: this may be that thread, which has let go of a codec last.
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._trial is not None:
-            self._trial.close()
-
-
-_CHECKERS: weakref.WeakKeyDictionary[GrammarCodec, GrammarChecker] = weakref.WeakKeyDictionary()
 
 
 def _asked(body: Mapping[str, Any]) -> list[tuple[str, Callable[[], Grammar]]]:

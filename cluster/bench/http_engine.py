@@ -44,7 +44,9 @@ _REMEMBERED: Final = 1024
 class ScriptedEngine:
     """The deployment. `cadence_s` is the time between two tokens."""
 
-    def __init__(self, config: ReplicaConfig, cadence_s: float) -> None:
+    def __init__(self, config: ReplicaConfig, model_path: str, cadence_s: float) -> None:
+        """As `EngineDeployment`, which loads the model at `model_path`; tokens come every `cadence_s`."""
+        del model_path
         member = membership.joined(config.membership)
         rng = random.SystemRandom()
         self._cadence_s = cadence_s

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from actors.config import DirectoryConfig
 from actors.loader import ModelFiles
@@ -32,7 +32,7 @@ from cluster.serving import HTTP_OPTIONS, LOGGING, PROXY_LOCATION, wait_ready
 from kvpool import DEFAULT_DIRECTORY, REGION_PREFIX, sweep
 
 if TYPE_CHECKING:
-    from ray.serve import Application
+    pass
 
 HOST: Final = "127.0.0.1"
 _STORE_BYTES: Final = 100_000_000
@@ -91,31 +91,20 @@ def _deploy(config: Config, files: ModelFiles, plan: Plan) -> None:
     quiet("ray.serve")
     from ray import serve
 
-    from cluster.app import APP_NAME
+    from cluster.app import APP_NAME, build
     from cluster.bench import http_echo
+    from cluster.bench.http_engine import ScriptedEngine
 
     serve.start(
         proxy_location=PROXY_LOCATION,
         http_options={"host": config.http.host, "port": config.http.port, **HTTP_OPTIONS},
         logging_config=LOGGING,
     )
-    ours = serve.RunTarget(scripted(config, files, plan.cadence_s), name=APP_NAME, route_prefix="/")
+    kvatlas = build(config, files, ScriptedEngine, (plan.cadence_s,))
+    ours = serve.RunTarget(kvatlas, name=APP_NAME, route_prefix="/")
     echo = http_echo.echo_application(plan.replicas, plan.cadence_s)
     targets = [ours, serve.RunTarget(echo, name=http_echo.APP, route_prefix=http_echo.PREFIX)]
     serve.run_many(targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
-
-
-def scripted(config: Config, files: ModelFiles, cadence_s: float) -> Application:
-    """The product's application for `config`, with `ScriptedEngine` in the place of its engine; all else as it is."""
-    from cluster.app import build
-    from cluster.bench.http_engine import ScriptedEngine
-
-    ingress = build(config, files)._bound_deployment
-    arguments: tuple[Any, ...] = ingress.init_args
-    settings, engine = arguments
-    deployed = engine._bound_deployment
-    replica_config = deployed.init_args[0]
-    return ingress.bind(settings, deployed.options(func_or_class=ScriptedEngine).bind(replica_config, cadence_s))
 
 
 def _take_down(cluster: RayCluster) -> None:

@@ -41,7 +41,7 @@ def trial() -> Iterator[GrammarTrial]:
     ],
 )
 def test_a_good_grammar_passes(trial: GrammarTrial, grammar: Grammar) -> None:
-    assert trial.problem(grammar) == ""
+    assert trial.verdict(grammar).problem == ""
 
 
 @pytest.mark.parametrize(
@@ -58,12 +58,12 @@ def test_a_good_grammar_passes(trial: GrammarTrial, grammar: Grammar) -> None:
     ],
 )
 def test_a_bad_grammar_is_told_why_by_a_child_that_goes_on(trial: GrammarTrial, grammar: Grammar, part: str) -> None:
-    assert trial.problem(FINE) == ""
+    assert trial.verdict(FINE).problem == ""
     pid = trial.pid
-    problem = trial.problem(grammar)
+    problem = trial.verdict(grammar).problem
     assert problem
     assert part in problem
-    assert trial.problem(FINE) == ""
+    assert trial.verdict(FINE).problem == ""
     assert trial.pid == pid
 
 
@@ -76,27 +76,27 @@ def test_a_bad_grammar_is_told_why_by_a_child_that_goes_on(trial: GrammarTrial, 
 )
 def test_a_hostile_grammar_ends_its_process_and_nothing_else(grammar: Grammar) -> None:
     trial = GrammarTrial(LLTokenizer("byte"), cpu_s=0.3)
-    assert trial.problem(grammar) == "The grammar takes more than 0.3 s to compile; simplify it."
+    assert trial.verdict(grammar).problem == "The grammar takes more than 0.3 s to compile; simplify it."
     assert trial.pid is None
-    assert trial.problem(FINE) == ""
+    assert trial.verdict(FINE).problem == ""
     trial.close()
 
 
 def test_a_grammar_that_needs_too_much_memory_is_too_large() -> None:
     """With time enough, the kernel refuses the memory, which ends the process in its own way."""
     trial = GrammarTrial(LLTokenizer("byte"), cpu_s=60.0)
-    assert trial.problem(FINE) == ""
+    assert trial.verdict(FINE).problem == ""
     assert trial.pid is not None
     resource.prlimit(trial.pid, resource.RLIMIT_AS, (1, 1))
     large = Grammar("json_schema", '{"type": "integer", "multipleOf": 999983}')
-    assert trial.problem(large) == "The grammar is too large to compile; simplify it."
-    assert trial.problem(FINE) == ""
+    assert trial.verdict(large).problem == "The grammar is too large to compile; simplify it."
+    assert trial.verdict(FINE).problem == ""
     trial.close()
 
 
 def test_one_that_nobody_closes_takes_its_child_along() -> None:
     trial = GrammarTrial(LLTokenizer("byte"))
-    assert trial.problem(FINE) == ""
+    assert trial.verdict(FINE).problem == ""
     pid = trial.pid
     assert pid is not None
     del trial
@@ -109,16 +109,16 @@ def test_a_chain_of_rules_as_long_as_a_grammar_may_be_passes_or_is_refused(trial
     """Each level takes stack: with a usual one this ends the process."""
     chain = "start:a0\n" + "".join(f"a{i:x}:a{i + 1:x}\n" for i in range(9000)) + f'a{9000:x}:"a"\n'
     pid = trial.pid
-    assert "large" not in trial.problem(Grammar("lark", chain))
-    assert trial.problem(FINE) == ""
+    assert "large" not in trial.verdict(Grammar("lark", chain)).problem
+    assert trial.verdict(FINE).problem == ""
     assert pid is None or trial.pid == pid
 
 
 def test_a_killed_child_is_replaced(trial: GrammarTrial) -> None:
-    assert trial.problem(FINE) == ""
+    assert trial.verdict(FINE).problem == ""
     assert trial.pid is not None
     os.kill(trial.pid, signal.SIGKILL)  # who may still look alive when it is asked next
-    assert trial.problem(FINE) == ""
+    assert trial.verdict(FINE).problem == ""
 
 
 def test_a_child_that_is_killed_over_a_grammar_again_and_again_is_a_verdict(trial: GrammarTrial) -> None:
@@ -133,21 +133,21 @@ def test_a_child_that_is_killed_over_a_grammar_again_and_again_is_a_verdict(tria
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    assert trial.problem(FINE) == ""
+    assert trial.verdict(FINE).problem == ""
     killer = threading.Thread(target=kill)
     killer.start()
-    problem = trial.problem(slow)
+    problem = trial.verdict(slow).problem
     ended.set()
     killer.join()
     assert "too large" in problem
-    assert trial.problem(FINE) == ""
+    assert trial.verdict(FINE).problem == ""
 
 
 def test_several_threads_get_their_own_answers(trial: GrammarTrial) -> None:
     found: dict[int, str] = {}
 
     def ask(number: int) -> None:
-        found[number] = trial.problem(Grammar("lark", f"start: rule_{number}"))
+        found[number] = trial.verdict(Grammar("lark", f"start: rule_{number}")).problem
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -161,20 +161,20 @@ def test_closing_ends_the_child() -> None:
     trial = GrammarTrial(LLTokenizer("byte"))
     trial.close()  # that was never started
     trial = GrammarTrial(LLTokenizer("byte"))
-    assert trial.problem(FINE) == ""
+    assert trial.verdict(FINE).problem == ""
     pid = trial.pid
     trial.close()
     trial.close()
     assert trial.pid is None
     assert not Path(f"/proc/{pid}").exists()
     with pytest.raises(OSError, match="closed"):
-        trial.problem(FINE)
+        trial.verdict(FINE)
 
 
 def test_the_child_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVATLAS_HTTP__ADMIN_KEY", "open sesame")
     trial = GrammarTrial(LLTokenizer("byte"))
-    assert trial.problem(FINE) == ""
+    assert trial.verdict(FINE).problem == ""
     assert b"sesame" not in Path(f"/proc/{trial.pid}/environ").read_bytes()
     trial.close()
 
@@ -186,7 +186,7 @@ def test_the_child_dies_with_its_parent() -> None:
         "from actors.request import Grammar\n"
         "import os, signal\n"
         "trial = GrammarTrial(LLTokenizer('byte'))\n"
-        "assert trial.problem(Grammar('regex', 'a')) == ''\n"
+        "assert trial.verdict(Grammar('regex', 'a')).problem == ''\n"
         "print(trial.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
+from cluster.api import body
 from tests.api.calls import CHAT, COMPLETIONS, completion_body, error_of
 from tests.fakes.engine import FakeEngine
 
@@ -50,3 +52,19 @@ async def test_body_over_the_limit(wire: httpx.AsyncClient, engine: FakeEngine, 
     assert error["code"] == "request_too_large"
     assert (await wire.post(COMPLETIONS, json=completion_body())).status_code == 200
     assert len(engine.requests) == 1
+
+
+async def test_a_body_that_does_not_come_is_a_408(
+    server_url: str, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body, "BODY_S", 0.05)
+    where = httpx.URL(server_url)
+    reader, writer = await asyncio.open_connection(where.host, where.port)
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{{"
+    writer.write(head.encode())
+    async with asyncio.timeout(5):
+        answer = await reader.read()  # to its end: the connection is of no use any more
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"body_timeout"' in answer
+    assert engine.requests == []

@@ -75,8 +75,20 @@ async def test_c10_no_seed_is_a_new_seed_each_time(client: httpx.AsyncClient, en
 
 
 async def test_c10_choices_of_one_request_differ(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    await client.post(COMPLETIONS, json=completion_body(prompt=["same", "same"], seed=5))
-    assert len({(request.sampling.seed, request.choice) for request in engine.requests}) == 2
+    await client.post(COMPLETIONS, json=completion_body(prompt=["same", "same"]))
+    await client.post(COMPLETIONS, json=completion_body(n=2, seed=5))
+    draws = [(request.sampling.seed, request.choice) for request in engine.requests]
+    assert len(set(draws)) == 4
+
+
+async def test_c10_a_seed_gives_a_prompt_the_same_whatever_is_beside_it(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    await client.post(COMPLETIONS, json=completion_body(prompt=["a", "b"], n=2, seed=5))
+    await client.post(COMPLETIONS, json=completion_body(prompt="b", n=2, seed=5))
+    draws = [(request.prompt_token_ids, request.sampling.seed, request.choice) for request in engine.requests]
+    assert draws[2:4] == draws[4:6]
+    assert len({request.request_id for request in engine.requests}) == 6
 
 
 @MODES

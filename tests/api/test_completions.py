@@ -152,3 +152,13 @@ async def test_one_failing_choice_ends_the_stream_for_all(client: httpx.AsyncCli
     assert transcript.error is not None
     assert transcript.error["code"] == "replica_failed"
     assert engine.finished == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"), [({}, 7), ({"max_tokens": 3}, 7), ({"max_completion_tokens": None}, 16)]
+)
+async def test_the_newer_name_of_the_limit_holds_here_too(
+    client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any], expected: int
+) -> None:
+    await client.post(COMPLETIONS, json=completion_body(**({"max_completion_tokens": 7} | fields)))
+    assert engine.requests[0].sampling.max_tokens == expected

@@ -16,6 +16,7 @@ from actors.request import GenerateRequest
 from cluster.api.admission import AdmissionLimits
 from cluster.api.app import ApiSettings, build_app
 from cluster.api.edge import Edge
+from cluster.api.grammar_check import GrammarCheck
 from cluster.api.identity import Identity
 from cluster.api.plan import Caller, plan
 from cluster.api.schemas import ChatRequest
@@ -299,7 +300,8 @@ def _edge(settings: ApiSettings | None = None) -> Edge:
     def one() -> int:
         return 1
 
-    return Edge(settings or ApiSettings("org/tiny", 128), FakeEngine(), ByteCodec(), lambda: "id", lambda: 1.0, one)
+    settings, codec = settings or ApiSettings("org/tiny", 128), ByteCodec()
+    return Edge(settings, FakeEngine(), codec, lambda: "id", lambda: 1.0, one, GrammarCheck(codec))
 
 
 def test_the_salts_of_key_and_request_are_joined_so_that_no_two_pairs_are_the_same() -> None:

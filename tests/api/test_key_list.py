@@ -34,6 +34,7 @@ def test_a_name_may_have_two_keys_while_one_replaces_the_other() -> None:
         (f"{'n' * 65}:{ALICE}", "entry 1"),
         ("alice:tooshort-secret", "15 characters"),
         ("alice:sha256:abc", "64 hexadecimal"),
+        ("alice:\u00e9" + "k" * 32, "ASCII only"),
         (f"alice:{ALICE} bob:{ALICE}", "entry 2"),
         (" ".join(f"n:{number:016}" for number in range(MOST_KEYS + 1)), str(MOST_KEYS)),
     ],

@@ -8,7 +8,13 @@ import httpx
 import jsonschema
 import pytest
 
+from cluster.api.app import build_app
+from cluster.api.key_list import parse_keys
+from cluster.api.keys import KeyRing
+from cluster.api.settings import ApiSettings
 from tests.api.calls import CHAT, COMPLETIONS, chat_body, completion_body
+from tests.fakes.codec import ByteCodec
+from tests.fakes.engine import FakeEngine
 
 REQUESTS: list[tuple[str, str, Any]] = [
     ("post", CHAT, chat_body()),
@@ -44,6 +50,19 @@ async def test_replies_are_as_described(client: httpx.AsyncClient, method: str, 
     document = (await client.get("/openapi.json")).json()
     response = await client.request(method, path, json=body)
     jsonschema.validate(response.json(), described(document, method, path, response.status_code))
+
+
+@pytest.mark.parametrize("keys", [None, KeyRing(parse_keys("alice:" + "k" * 32))])
+def test_a_route_says_that_it_asks_for_a_key_where_it_does(
+    settings: ApiSettings, engine: FakeEngine, codec: ByteCodec, keys: KeyRing | None
+) -> None:
+    document = build_app(settings, engine, codec, keys=keys).openapi()
+    asking = {
+        path for path, operations in document["paths"].items() for one in operations.values() if "security" in one
+    }
+    closed = {path for path in document["paths"] if not path.startswith("/health")}
+    assert asking == (closed if keys is not None else set())
+    assert ("securitySchemes" in document["components"]) == (keys is not None)
 
 
 async def test_the_document_is_complete(client: httpx.AsyncClient) -> None:

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from cluster.api.edge import Edge
+from cluster.api.grammar_check import GrammarCheck
 from cluster.api.plan import SESSION_CHARS, Caller, plan
 from cluster.api.schemas import CompletionRequest
 from cluster.api.settings import ApiSettings
@@ -44,7 +45,8 @@ def test_the_body_overrides_the_header(key: str | None, expected: str) -> None:
         vocab_size = 300
 
     settings = ApiSettings(model_name="tiny", max_model_len=100)
-    edge = Edge(settings, FakeEngine(), Codec(), lambda: "id", lambda: 1.0, lambda: 1)  # type: ignore[arg-type]
+    codec: Any = Codec()
+    edge = Edge(settings, FakeEngine(), codec, lambda: "id", lambda: 1.0, lambda: 1, GrammarCheck(codec))
     fields = CompletionRequest.model_validate({"model": "tiny", "prompt": "x", "prompt_cache_key": key})
     planned = plan(edge, fields, [[1]], param="prompt", default_max_tokens=5, caller=Caller(session="of the header"))
     assert [request.session for request in planned.requests] == [expected]

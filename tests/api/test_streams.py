@@ -153,3 +153,45 @@ def test_stream_equals_whole(splits: list[list[tuple[str, tuple[int, ...]]]], ch
     assert transcript.finish == {choice["index"]: choice["finish_reason"] for choice in choices}
     assert transcript.usage == whole.json()["usage"]
     assert engine.open_streams == 0
+
+
+def _in_turn(delay_s: float) -> FakeEngine:
+    """Each choice is admitted `delay_s` after the one before."""
+    return FakeEngine(lambda request: Script(admit_delay_s=delay_s * request.choice, cached_tokens=1))
+
+
+def _choices(count: int) -> list[GenerateRequest]:
+    return [GenerateRequest(f"id-{choice}", (1, 2), Sampling(5), choice=choice) for choice in range(count)]
+
+
+@pytest.mark.parametrize(("patience_s", "known"), [(0.0, 3), (5.0, 3), (0.03, 1)])
+async def test_whoever_waits_for_all_says_how_long(patience_s: float, known: int) -> None:
+    complete: list[int] = []
+    streams = Streams(_in_turn(0.1), _choices(3), lambda: complete.append(1))
+    async with streams:
+        await streams.admitted(patience_s)
+        admissions = streams.admissions
+        assert [event.replica_id for event in admissions] == ["r0"] * known + [""] * (3 - known)
+        assert [event.prompt_tokens for event in admissions] == [2, 2, 2]
+        assert len(complete) == (known == 3)
+        deltas = [choice for choice, _ in [item async for item in streams.deltas()]]
+        assert sorted(deltas) == [0, 0, 1, 1, 2, 2]
+        assert [event.cached_tokens for event in streams.admissions] == [1, 1, 1]
+    assert complete == [1]
+
+
+async def test_patience_begins_with_the_first_admission() -> None:
+    engine = FakeEngine(lambda request: Script(admit_delay_s=0.1))
+    async with Streams(engine, _choices(2)) as streams:
+        await streams.admitted(0.05)
+        assert [event.replica_id for event in streams.admissions] == ["r0", "r0"]
+
+
+async def test_an_error_after_the_patience_is_told_among_the_deltas() -> None:
+    refusal = ReplicaFailed("gone")
+    late, endless = Script(admit_delay_s=0.1, refusal=refusal), Script(endless=True, delay_s=0.001)
+    engine = FakeEngine(lambda request: late if request.choice else endless)
+    async with Streams(engine, _choices(2)) as streams:
+        await streams.admitted(0.01)
+        with pytest.raises(ReplicaFailed, match="gone"):
+            [item async for item in streams.deltas()]

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import json
-import os
-import re
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -15,55 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from actors.errors import RequestRefused
-from actors.grammar_source import MAX_GRAMMAR_BYTES
-from actors.grammar_trial import GrammarTrial
 from actors.request import Grammar
-from cluster.api import structured
 from cluster.api.errors import ApiError
-from cluster.api.structured import MAX_GBNF_CHARS, GrammarChecker, check, grammar_of, param_of
+from cluster.api.structured import MAX_GBNF_CHARS, grammar_of, param_of
 
 BYTES = LLTokenizer("byte")
 SCHEMA = {"type": "object", "properties": {"\u00e9": {"type": "integer"}}}
 NAMED = {"name": "answer", "schema": SCHEMA}
-
-
-class Codec:
-    """A codec of bytes that counts how often it is asked."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.asked = 0
-        self._error = error
-
-    def grammar_tokenizer(self) -> LLTokenizer:
-        self.asked += 1
-        if self._error is not None:
-            raise self._error
-        return BYTES
-
-
-class ScriptedTrial(GrammarTrial):
-    """Says what it is told to, and counts."""
-
-    def __init__(self, verdict: str | Exception) -> None:
-        super().__init__(BYTES)
-        self.verdict = verdict
-        self.tried = 0
-
-    def problem(self, grammar: Grammar) -> str:
-        self.tried += 1
-        if isinstance(self.verdict, Exception):
-            raise self.verdict
-        return self.verdict
-
-
-@pytest.fixture(scope="module")
-def codec() -> Iterator[Codec]:
-    codec = Codec()
-    yield codec
-    checker = structured._CHECKERS.get(codec)
-    if checker is not None:
-        checker.close()
 
 
 def matches(grammar: Grammar, text: str) -> bool:
@@ -263,130 +216,3 @@ def test_whatever_is_given_is_a_grammar_or_an_error_with_a_path(body: dict[str, 
         assert error.param  # noqa: PT017
     else:
         assert (grammar is None) == (param_of(body) == "")
-
-
-async def test_a_good_grammar_passes_and_a_bad_one_is_a_400(codec: Codec) -> None:
-    await check(Grammar("json_schema", json.dumps(SCHEMA)), codec)
-    with pytest.raises(ApiError, match="nosuch") as caught:
-        await check(Grammar("json_schema", '{"type": "nosuch"}'), codec, "tools.0.function.parameters")
-    assert (caught.value.status, caught.value.param) == (400, "tools.0.function.parameters")
-    with pytest.raises(ApiError, match="unclosed group") as caught:
-        await check(Grammar("regex", "(("), codec)
-    assert (caught.value.status, caught.value.param) == (400, "response_format")
-    assert codec.asked == 1
-
-
-async def test_a_hostile_grammar_is_a_400_and_the_next_one_passes() -> None:
-    hostile = Grammar("json_schema", '{"type": "integer", "multipleOf": 999983}')
-    checker = GrammarChecker(lambda tokenizer: GrammarTrial(tokenizer, cpu_s=0.3))
-    codec = Codec()
-    results = await asyncio.gather(
-        *(checker.check(grammar, codec, "guided_json") for grammar in (hostile, Grammar("regex", "after"))),
-        return_exceptions=True,
-    )
-    checker.close()
-    assert isinstance(results[0], ApiError)
-    assert re.search("takes more than .* s to compile", results[0].message)
-    assert results[1] is None
-
-
-async def test_too_much_text_is_refused_without_asking_anybody() -> None:
-    trial = ScriptedTrial("")
-    checker = GrammarChecker(lambda tokenizer: trial)
-    with pytest.raises(ApiError, match=str(MAX_GRAMMAR_BYTES)):
-        await checker.check(Grammar("regex", "a" * (MAX_GRAMMAR_BYTES + 1)), Codec(), "guided_regex")
-    assert trial.tried == 0
-    checker.close()
-
-
-@pytest.fixture
-async def checking() -> AsyncIterator[tuple[GrammarChecker, ScriptedTrial]]:
-    trial = ScriptedTrial("")
-    checker = GrammarChecker(lambda tokenizer: trial)
-    yield checker, trial
-    checker.close()
-
-
-async def test_a_verdict_is_remembered(checking: tuple[GrammarChecker, ScriptedTrial]) -> None:
-    checker, trial = checking
-    codec = Codec()
-    for _ in range(3):
-        await checker.check(Grammar("regex", "a"), codec, "guided_regex")
-    assert trial.tried == 1
-    trial.verdict = "It is bad."
-    for _ in range(3):
-        with pytest.raises(ApiError, match="bad"):
-            await checker.check(Grammar("lark", "a"), codec, "guided_grammar")
-    assert trial.tried == 2
-
-
-async def test_only_so_many_verdicts_are_remembered(
-    checking: tuple[GrammarChecker, ScriptedTrial], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checker, trial = checking
-    monkeypatch.setattr(structured, "KNOWN_GRAMMARS", 2)
-    codec = Codec()
-    for text in ("a", "b", "a", "c", "a", "b"):  # b is forgotten for c
-        await checker.check(Grammar("regex", text), codec, "guided_regex")
-    assert trial.tried == 4
-
-
-async def test_a_machine_too_busy_to_try_is_a_503_that_is_not_remembered(
-    checking: tuple[GrammarChecker, ScriptedTrial],
-) -> None:
-    checker, trial = checking
-    trial.verdict = TimeoutError("too busy")
-    with pytest.raises(ApiError) as caught:
-        await checker.check(Grammar("regex", "a"), Codec(), "guided_regex")
-    assert caught.value.status == 503
-    assert "retry-after" in caught.value.headers
-    trial.verdict = ""
-    await checker.check(Grammar("regex", "a"), Codec(), "guided_regex")
-
-
-async def test_too_many_at_once_is_a_503(
-    checking: tuple[GrammarChecker, ScriptedTrial], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checker, _ = checking
-    monkeypatch.setattr(structured, "MAX_WAITING", 2)
-    codec = Codec()
-    results = await asyncio.gather(
-        *(checker.check(Grammar("regex", "a" * n), codec, "guided_regex") for n in range(5)), return_exceptions=True
-    )
-    statuses = [result.status for result in results if isinstance(result, ApiError)]
-    assert statuses == [503] * 3
-    await checker.check(Grammar("regex", "later"), codec, "guided_regex")
-
-
-async def test_a_tokenizer_that_cannot_be_used_is_a_400() -> None:
-    checker = GrammarChecker()
-    codec = Codec(RequestRefused("This model's tokenizer cannot be used with a grammar.", "response_format"))
-    with pytest.raises(ApiError, match="tokenizer") as caught:
-        await checker.check(Grammar("regex", "a"), codec, "guided_regex")
-    assert (caught.value.status, caught.value.param) == (400, "guided_regex")
-    checker.close()
-
-
-async def test_the_process_ends_with_the_codec() -> None:
-    codec = Codec()
-    await check(Grammar("regex", "a"), codec)
-    checker = structured._CHECKERS[codec]
-    assert checker._trial is not None
-    pid = checker._trial.pid
-    assert pid is not None
-    os.kill(pid, 0)  # it is there
-    del codec
-    for _ in range(1000):  # the thread that checked may be the last to let go of the codec, and then ends the process
-        gc.collect()
-        if not _exists(pid):
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("the process lives on")
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -11,6 +11,7 @@ import pytest
 
 from actors.request import Sampling
 from cluster.api.app import ApiSettings, build_app
+from cluster.api.fields import MAX_STOP_CHARS
 from tests.api.calls import CHAT, COMPLETIONS, chat_body, completion_body, error_of
 from tests.fakes.codec import ByteCodec
 from tests.fakes.engine import FakeEngine
@@ -266,3 +267,11 @@ async def test_unknown_model(client: httpx.AsyncClient) -> None:
     error = error_of(await post(client, CHAT, chat_body(model="gpt-\x00" + "9" * 5000)), 404)
     assert error["code"] == "model_not_found"
     assert error["param"] == "model"
+
+
+async def test_a_stop_string_is_bounded(client: httpx.AsyncClient) -> None:
+    longest = "s" * MAX_STOP_CHARS
+    assert (await client.post(COMPLETIONS, json=completion_body(stop=[longest]))).status_code == 200
+    error = error_of(await client.post(COMPLETIONS, json=completion_body(stop=["x", longest + "s"])), 400)
+    assert error["param"] == "stop.1"
+    assert str(MAX_STOP_CHARS) in error["message"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -207,6 +208,7 @@ def assert_envelope(response: httpx.Response, status: int) -> None:
     assert error.keys() == {"message", "type", "param", "code"}
     assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
     assert response.headers.get("retry-after") == ("1" if status == 503 else None)
+    assert response.headers["x-request-id"]
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
@@ -266,6 +268,19 @@ def test_a_header_that_serve_obeys_or_breaks_on_does_not_arrive(
 ) -> None:
     response = httpx.get(f"{fronted}/headers", headers={name.encode(): value})
     assert (response.status_code, name.lower() in response.json()) == (200, arrives)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [("id-1", "id-1"), ("i" * 128, "i" * 128), ("i" * 129, None), ("two words", None)]
+)
+def test_the_request_id_of_the_client_is_on_answers_made_here(fronted: str, given: str, told: str | None) -> None:
+    found = httpx.get(f"{fronted}/dies", headers={"x-request-id": given}).headers["x-request-id"]
+    assert found == told if told is not None else re.fullmatch("[0-9a-f-]{36}", found)
+
+
+def test_the_request_id_of_the_ingress_stays(fronted: str) -> None:
+    response = httpx.get(f"{fronted}/200/application/json", headers={"x-request-id": "id-1"})
+    assert response.headers.get_list("x-request-id") == ["id-1"]
 
 
 def test_headers_of_every_size_that_the_ingress_bounds_get_there(fronted: str) -> None:

@@ -48,6 +48,15 @@ def test_the_block_names_what_one_needs() -> None:
         assert part in text
 
 
+def test_with_keys_the_lines_send_one_that_is_not_printed() -> None:
+    text = ready_block("http://x", "", "demo", [REPLICA], "private Redis", 1.0, asks_for_keys=True)
+    lines = [line for line in text.splitlines() if line.strip().startswith("curl")]
+    assert len(lines) == 2
+    for line in lines:
+        assert '"authorization: Bearer $OPENAI_API_KEY"' in line
+        assert body_of(line.strip())["model"] == "demo"
+
+
 @pytest.mark.parametrize("model", ["demo", 'it\'s "odd" $HOME'])
 def test_the_chat_line_asks_for_the_capital(model: str) -> None:
     body = body_of(chat_curl("http://x", model))
