@@ -19,6 +19,7 @@ from actors.request import GenerateRequest
 from actors.status import ReplicaStatus
 from cluster import membership
 from cluster.event_wire import pack
+from cluster.heap_trim import HeapTrim
 from kvpool.directory import DirectoryWriter, Space
 
 
@@ -30,6 +31,7 @@ class EngineDeployment:
         with progress.phase("import"):
             from actors.metrics import RayMetrics
             from actors.replica import Replica
+        self._trim = HeapTrim()
         replica_id = serve.get_replica_context().replica_id.unique_id
         self._replica = Replica(
             replace(config, membership=membership.joined(config.membership)),
@@ -66,6 +68,9 @@ class EngineDeployment:
         replica = getattr(self, "_replica", None)  # the constructor may have failed
         if replica is not None:
             replica.close()
+        trim = getattr(self, "_trim", None)
+        if trim is not None:
+            trim.close()
 
 
 def _writer(redis_url: str) -> Callable[[Space], DirectoryWriter] | None:

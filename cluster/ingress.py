@@ -19,6 +19,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.api.key_list import ApiKey, parse_keys
 from cluster.config import HttpConfig
+from cluster.heap_trim import HeapTrim
 from cluster.mirror_picture import MirrorPicture
 from cluster.ray_client import replica_statuses
 from cluster.routing import Routing, RoutingSettings
@@ -60,6 +61,7 @@ class Ingress:
     def __init__(self, settings: IngressSettings, engine: DeploymentHandle[Any]) -> None:
         self._settings = settings
         self._engine = engine
+        self._trim = HeapTrim()
         engine._init()  # the router of the handle now, not in the first request
 
     async def __serve_build_asgi_app__(self) -> Any:
@@ -93,6 +95,7 @@ class Ingress:
         routing = getattr(self, "_routing", None)  # the app may never have been built
         if routing is not None:
             routing.close()
+        self._trim.close()
 
 
 def _api_settings(settings: IngressSettings, max_model_len: int) -> ApiSettings:

@@ -32,6 +32,8 @@ SETTINGS = {
     # Default 15: anything else that runs on the machine would come before the model.
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Default 8 for each core: memory that one of Ray's many threads freed is then of no use to the others.
+    "MALLOC_ARENA_MAX": "2",
 }
 SIDE_PORTS = (
     "RAY_SERVE_HAPROXY_STATS_PORT",
