@@ -1,8 +1,8 @@
 """The thread that gives memory back to the operating system that the C library's allocator holds free.
 
-Thousands of streams a minute leave holes all over the heaps of a process: Ray allocates in many threads, and what it frees
-between two things that stay goes back by itself only at a heap's end. So a process under load would go on growing for a quarter of
-an hour though it holds no more than in its first minute. `malloc_trim` gives back whole free pages anywhere in any heap.
+Thousands of streams a minute leave holes all over the heaps of a process: Ray allocates in many threads, and free memory goes
+back by itself only at a heap's end. So a process under load would go on growing for a quarter of an hour though it holds no
+more than in its first minute. `malloc_trim` gives back whole free pages anywhere in any heap.
 
 Costs a few milliseconds a pass, in which other threads wait if they allocate from the heap that is being looked at.
 
