@@ -19,7 +19,7 @@ from actors.request import GenerateRequest
 from actors.status import ReplicaStatus
 from cluster import membership
 from cluster.event_wire import pack
-from cluster.heap_trim import HeapTrim
+from cluster.process_memory import HeapTrim, forget_start
 from kvpool.directory import DirectoryWriter, Space
 
 
@@ -41,6 +41,7 @@ class EngineDeployment:
             progress=progress,
             directory=_writer(config.directory.redis_url),
         )
+        forget_start()
 
     async def generate(self, request: GenerateRequest, predicted_tokens: int = 0) -> AsyncGenerator[bytes]:
         """See `Replica.generate`; its events are packed (`event_wire.py`).

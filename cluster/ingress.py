@@ -19,8 +19,8 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.api.key_list import ApiKey, parse_keys
 from cluster.config import HttpConfig
-from cluster.heap_trim import HeapTrim
 from cluster.mirror_picture import MirrorPicture
+from cluster.process_memory import HeapTrim, forget_start
 from cluster.ray_client import replica_statuses
 from cluster.routing import Routing, RoutingSettings
 from cluster.text_codec import TextCodec
@@ -79,12 +79,14 @@ class Ingress:
             await asyncio.sleep(0.05)
         self._routing = Routing(self._engine, settings.model_name, settings.routing, statuses[0])
         await self._routing.until_whole([status.replica_id for status in statuses])
-        return build_app(
+        app = build_app(
             _api_settings(settings, min(status.max_model_len for status in statuses)),
             self._routing.client,
             codec,
             keys=keys,
         )
+        forget_start()
+        return app
 
     async def mirror_picture(self) -> MirrorPicture:
         """What this router's mirror believes; asked by the one that compares all of them."""
