@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from actors.errors import ModelRefused
-from actors.kernels import decode_attention, write_kv
+from actors.fused_kernels import bits_of, decode_rows, decode_rows_in_parallel, prompt_rows
+from actors.kernels import decode_attention, set_threads, write_kv
 from actors.masks import MaskRecorder, window_of
 from actors.step import PromptChunk, StepBatch
 
@@ -41,6 +42,7 @@ _KNOWN = frozenset(
 _port_numbers = itertools.count()
 
 Handler = Callable[..., tuple[torch.Tensor, None]]
+FlatHandler = Callable[[int, "LayerShape", torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ class AttentionPort:
     def __init__(self) -> None:
         self.name = f"kvatlas_{next(_port_numbers)}"
         self.handler: Handler | None = None
+        self.flat: FlatHandler | None = None
+        """What layers without modules of their own call (`flat_layer.py`)."""
         AttentionInterface.register(self.name, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
@@ -87,13 +91,14 @@ class AttentionPort:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer showed while traced. `window`: tokens a query sees, itself included; 0 for all."""
+    """What one layer showed while traced. `window`: tokens a query sees, itself included; 0 for all. `asked`: how it scores."""
 
     heads: int
     kv_heads: int
     key_dim: int
     value_dim: int
     window: int
+    asked: Options
 
 
 class Trace:
@@ -119,7 +124,7 @@ class Trace:
         if not isinstance(index, int):
             raise ModelRefused("its attention layers carry no layer_idx")
         window = window_of(self._masks.function_of(attention_mask))
-        self.layers[index] = LayerShape(query.shape[1], key.shape[1], key.shape[-1], value.shape[-1], window)
+        self.layers[index] = LayerShape(query.shape[1], key.shape[1], key.shape[-1], value.shape[-1], window, asked)
         if query.shape[1] % key.shape[1] or query.shape[-1] != key.shape[-1]:
             raise ModelRefused("its query and key heads have different shapes")
         group = query.shape[1] // key.shape[1]
@@ -167,6 +172,7 @@ class PagedAttention:
         write_kv(self._array, layer, step.slot_blocks, step.slot_offsets, keys, values)
         singles = step.singles
         parts: list[torch.Tensor] = []
+        filled = query.shape[2] - len(step.slot_blocks)
         if singles:
             queries = query[0, :, :singles].transpose(0, 1).to(torch.float32).contiguous()
             attended = torch.empty_like(queries)
@@ -191,7 +197,60 @@ class PagedAttention:
                 seen_keys, seen_values, first = key[0, :, span], value[0, :, span], 0
             mask = self._mask(step, chunk, first, seen_keys.shape[1], window, query.dtype)
             parts.append(_attend(query[0, :, span], seen_keys, seen_values, mask, asked).transpose(0, 1))
+        if filled:
+            parts.append(query.new_zeros(filled, query.shape[1], query.shape[3]))
         return (torch.cat(parts) if len(parts) > 1 else parts[0]).unsqueeze(0), None
+
+    def flat(
+        self, layer: int, shape: LayerShape, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        """Attention [rows, heads * head_dim] from bfloat16 `qkv` [rows, (heads + 2 kv_heads) * head_dim], not rotated yet.
+
+        `cos`, `sin`: contiguous bfloat16 [1, rows, head_dim].
+        """
+        step = self.step
+        assert step is not None, "attention called outside a step"
+        heads, group, dim, asked = shape.heads, shape.heads // shape.kv_heads, shape.key_dim, shape.asked
+        out = qkv.new_empty(qkv.shape[0], heads * dim)
+        blocks, layers, _, kv_heads, block_tokens, _ = self._array.shape
+        pool = (self._pool.data_ptr(), blocks, layers, kv_heads, block_tokens, dim, layer)
+        angles = (cos.data_ptr(), sin.data_ptr())
+        if step.singles:
+            decode = decode_rows
+            if step.singles * kv_heads > 1 and set_threads(torch.get_num_threads()) > 1:
+                decode = decode_rows_in_parallel
+            decode(
+                qkv.data_ptr(),
+                out.data_ptr(),
+                *angles,
+                step.singles,
+                group,
+                *pool,
+                *step.addresses,
+                bits_of(asked.scaling),
+                shape.window,
+                bits_of(asked.softcap),
+            )
+        for chunk in step.chunks:
+            queries = qkv.new_empty(heads, chunk.count, dim)
+            both = qkv.new_empty(0 if chunk.start else 2, kv_heads, chunk.count, dim)
+            prompt_rows(
+                qkv.data_ptr(),
+                queries.data_ptr(),
+                0 if chunk.start else both.data_ptr(),
+                *angles,
+                chunk.first,
+                chunk.count,
+                group,
+                *pool,
+                *step.addresses[:2],
+            )
+            keys, values, first = self._gather(chunk, layer, shape.window) if chunk.start else (both[0], both[1], 0)
+            mask = self._mask(step, chunk, first, keys.shape[1], shape.window, qkv.dtype)
+            attended = _attend(queries, keys, values, mask, asked).transpose(0, 1)
+            out[chunk.first : chunk.first + chunk.count].view(chunk.count, heads, dim).copy_(attended)
+        out[len(step.slot_blocks) :].zero_()
+        return out
 
     def _gather(self, chunk: PromptChunk, layer: int, window: int) -> tuple[torch.Tensor, torch.Tensor, int]:
         """K and V [kv_heads, tokens, head_dim] of everything the chunk may see, and the position of the first of them."""

@@ -78,7 +78,7 @@ def _gather(
 
 
 @njit(nogil=True)
-def _attend(
+def attend(
     sequence: int,
     first_head: int,
     last_head: int,
@@ -170,7 +170,7 @@ def _serial(
     query: Any, pool: Any, layer: int, tables: Any, lengths: Any, scale: float, window: int, softcap: float, out: Any
 ) -> None:
     for sequence in range(query.shape[0]):
-        _attend(sequence, 0, pool.shape[3], query, pool, layer, tables, lengths, scale, window, softcap, out)
+        attend(sequence, 0, pool.shape[3], query, pool, layer, tables, lengths, scale, window, softcap, out)
 
 
 @njit(parallel=True, cache=True, nogil=True)
@@ -180,7 +180,15 @@ def _parallel(
     kv_heads = pool.shape[3]
     for task in prange(query.shape[0] * kv_heads):
         head = task % kv_heads
-        _attend(task // kv_heads, head, head + 1, query, pool, layer, tables, lengths, scale, window, softcap, out)
+        attend(task // kv_heads, head, head + 1, query, pool, layer, tables, lengths, scale, window, softcap, out)
+
+
+def set_threads(threads: int) -> int:
+    """Let parallel kernels of the calling thread use up to `threads` threads. Returns how many they use."""
+    # numba keeps the number per calling thread, so what another thread has set does not count here.
+    threads = min(threads, config.NUMBA_NUM_THREADS)
+    set_num_threads(threads)
+    return int(threads)
 
 
 def decode_attention(
@@ -202,10 +210,7 @@ def decode_attention(
     last `window` tokens; `softcap` > 0 bounds scores to softcap * tanh(score / softcap). Mutates `out`, and with several
     threads the calling thread's number of numba threads.
     """
-    # numba keeps the number per calling thread, so what another thread has set does not count here.
-    threads = min(threads, config.NUMBA_NUM_THREADS)
-    if threads == 1:
+    if set_threads(threads) == 1:
         _serial(query, pool, layer, tables, lengths, scale, window, softcap, out)
         return
-    set_num_threads(threads)
     _parallel(query, pool, layer, tables, lengths, scale, window, softcap, out)

@@ -1,4 +1,4 @@
-"""Vectors of 16 float32 for numba kernels: loading, arithmetic, exp, dot products, widening of bfloat16, prefetching.
+"""Vectors of 16 float32 for numba kernels: loading, arithmetic, exp, dot products, to and from bfloat16, prefetching.
 
 Spelt out for LLVM as intrinsics, so that it does not depend on what LLVM's vectoriser makes of loops whose length it does not
 know; where the CPU has shorter registers LLVM splits them.
@@ -25,6 +25,7 @@ HIDDEN = np.float32(-1e30)
 _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, TILE)
 _INTS = ir.VectorType(ir.IntType(32), TILE)
+_SHORTS = ir.VectorType(ir.IntType(16), TILE)
 
 
 class Lanes(types.Type):  # type: ignore[misc]
@@ -145,6 +146,91 @@ def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, types.int64, _lanes), emit
+
+
+@intrinsic
+def load_narrow(typing: Any, array: Any, index: Any) -> Any:
+    """Elements [index, index + 16) of a flat array of bfloat16 bits (uint16)."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _pointer(context, builder, signature.args[0], *args)
+        bits = builder.load(builder.bitcast(pointer, _SHORTS.as_pointer()))
+        bits.align = 2
+        whole = builder.shl(builder.zext(bits, _INTS), ir.Constant(_INTS, [16] * TILE))
+        return builder.bitcast(whole, _VECTOR)
+
+    return _lanes(array, types.int64), emit
+
+
+@intrinsic
+def store_narrow(typing: Any, array: Any, index: Any, value: Any) -> Any:
+    """Write elements [index, index + 16) of a flat array of bfloat16 bits (uint16): the nearest, ties to even."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
+        bits = builder.bitcast(args[2], _INTS)
+        odd = builder.and_(builder.lshr(bits, ir.Constant(_INTS, [16] * TILE)), ir.Constant(_INTS, [1] * TILE))
+        rounded = builder.add(builder.add(bits, ir.Constant(_INTS, [0x7FFF] * TILE)), odd)
+        short = builder.trunc(builder.lshr(rounded, ir.Constant(_INTS, [16] * TILE)), _SHORTS)
+        builder.store(short, builder.bitcast(pointer, _SHORTS.as_pointer())).align = 2
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, _lanes), emit
+
+
+@intrinsic
+def narrow_at(typing: Any, address: Any) -> Any:
+    """The address of bfloat16 bits as what `carray` takes."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], ir.IntType(16).as_pointer())
+
+    return types.CPointer(types.uint16)(types.int64), emit
+
+
+@intrinsic
+def whole_at(typing: Any, address: Any) -> Any:
+    """The address of int64 as what `carray` takes."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+
+    return types.CPointer(types.int64)(types.int64), emit
+
+
+@intrinsic
+def float_of(typing: Any, bits: Any) -> Any:
+    """The float32 with these bits: entries are called with integers only."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(builder.trunc(args[0], ir.IntType(32)), _FLOAT)
+
+    return types.float32(types.int64), emit
+
+
+@intrinsic
+def total(typing: Any, x: Any) -> Any:
+    """The sum of 16, always in the same order."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = args[0]
+        for step in (8, 4, 2, 1):
+            other = builder.shuffle_vector(value, value, ir.Constant(_INTS, [lane ^ step for lane in range(TILE)]))
+            value = builder.fadd(value, other)
+        return builder.extract_element(value, ir.IntType(32)(0))
+
+    return types.float32(_lanes), emit
+
+
+@intrinsic
+def silu(typing: Any, x: Any) -> Any:
+    """x / (1 + exp(-x))."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        power = _exp(builder, builder.fsub(_const(0.0), args[0]))
+        return builder.fdiv(args[0], builder.fadd(_const(1.0), power))
+
+    return _lanes(_lanes), emit
 
 
 @intrinsic

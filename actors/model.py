@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from actors.attention import AttentionPort, PagedAttention, Trace
+from actors.attention import AttentionPort, LayerShape, PagedAttention, Trace
 from actors.config import Mode
 from actors.errors import ModelNotFound, ModelRefused
+from actors.flat_layer import LayerCalls, flatten
 from actors.masks import MaskRecorder
-from actors.packed_linear import pack
+from actors.packed_linear import Packing, pack, padded_rows
 from actors.step import Piece, StepBatch, build_step
 from actors.support import check_class, check_config, check_layers
 from kvpool.geometry import BlockGeometry
@@ -30,6 +32,7 @@ _log = logging.getLogger(__name__)
 _DTYPES: dict[Mode, torch.dtype] = {"exact": torch.float32, "fast": torch.bfloat16}
 _PROBE_BLOCK_TOKENS = 8
 _PROBE_WINDOW_TOKENS = 512
+_TRACED = 3
 
 
 class PagedModel:
@@ -47,6 +50,7 @@ class PagedModel:
         self.context_tokens = int(getattr(model.config, "max_position_embeddings", 0) or 0)
         self.layers = self.kv_heads = self.head_dim = 0
         self._windows: list[int] = []
+        self._rows: Callable[[int], int] = padded_rows if model.dtype == torch.bfloat16 else int
 
     def geometry(self, block_tokens: int) -> BlockGeometry:
         """The blocks this model needs."""
@@ -58,6 +62,7 @@ class PagedModel:
         self._attention = PagedAttention(pool, self._windows)
         self._block_tokens = int(pool.shape[4])
         self._port.handler = self._attention
+        self._port.flat = self._attention.flat
 
     def forward(self, pieces: list[Piece]) -> tuple[torch.Tensor, list[int]]:
         """Compute one step. Returns float32 logits [rows, vocab] and the index in `pieces` of each row.
@@ -65,7 +70,7 @@ class PagedModel:
         Writes K and V of every token of every piece into the bound pool.
         """
         assert self._attention is not None, "bind a pool first"
-        step = build_step(pieces, self._block_tokens)
+        step = build_step(pieces, self._block_tokens, self._rows)
         self._attention.step = step
         try:
             return self._logits(step), step.order
@@ -75,7 +80,7 @@ class PagedModel:
     def unbind(self) -> None:
         """Let go of the pool. Computing again needs another `bind`."""
         self._attention = None
-        self._port.handler = None
+        self._port.handler = self._port.flat = None
 
     @torch.inference_mode()
     def _logits(self, step: StepBatch) -> torch.Tensor:
@@ -95,25 +100,34 @@ class PagedModel:
         self._model.set_attn_implementation(self._port.name)
         if config._attn_implementation != self._port.name:
             raise ModelRefused(f"{type(self._model).__name__} keeps its own attention")
-        with MaskRecorder(self._port.name) as masks, torch.inference_mode():
+        with MaskRecorder(self._port.name) as masks, LayerCalls(self._model) as calls, torch.inference_mode():
             trace = Trace(masks)
             self._port.handler = trace
-            self._model(input_ids=ids[:, :3], position_ids=torch.arange(3).unsqueeze(0), use_cache=False)
+            self._model(input_ids=ids[:, :_TRACED], position_ids=torch.arange(_TRACED).unsqueeze(0), use_cache=False)
         shape = check_layers(config, trace.layers, trace.calls)
         self.layers, self.kv_heads, self.head_dim = len(trace.layers), shape.kv_heads, shape.key_dim
         self._windows = [trace.layers[index].window for index in range(self.layers)]
         self._compare(ids, expected)
-        self._pack(ids, expected)
+        self._keep(self._flatten(calls, trace.layers), "layers of its own code", ids, expected)
+        self._keep(pack(self._model), "plain linear layers", ids, expected)
 
-    def _pack(self, ids: torch.Tensor, expected: torch.Tensor) -> None:
-        """Lay the weights out for the CPU, if the model then still computes what it did. Raises nothing."""
-        packing = pack(self._model)
+    def _flatten(self, calls: LayerCalls, shapes: Mapping[int, LayerShape]) -> Packing:
+        """Replace whole layers (`flat_layer.py`), each checked on the traced pass."""
+        self.bind(torch.zeros(1, *self.geometry(_PROBE_BLOCK_TOKENS).shape, dtype=self._model.dtype))
+        assert self._attention is not None
+        self._attention.step = build_step([Piece(range(_TRACED), 0, [0], True)], _PROBE_BLOCK_TOKENS)
+        packing = flatten(calls, shapes, self._port)
+        self.unbind()
+        return packing
+
+    def _keep(self, packing: Packing, else_: str, ids: torch.Tensor, expected: torch.Tensor) -> None:
+        """Undo `packing` unless the model still computes what it did. Raises nothing."""
         if not packing.layers:
             return
         try:
             self._compare(ids, expected)
         except Exception as error:  # a model's own code may do anything with the layers it has
-            _log.warning("%s is served with plain linear layers: %s", self.name, _first_line(error))
+            _log.warning("%s is served with %s: %s", self.name, else_, _first_line(error))
             self.unbind()
             packing.undo()
 

@@ -57,6 +57,31 @@ class PackedLinear(nn.Module):
         return out
 
 
+class PackedWeight:
+    """One or more plain linear layers with the same input as one product. Rows are the caller's to fill up (`padded_rows`)."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """`weight` is [out, in]."""
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _LAYOUT_ROWS)
+        self._bias = bias
+
+    @classmethod
+    def of(cls, *linears: nn.Linear) -> PackedWeight:
+        """The outputs of `linears` side by side. Either all have a bias or none has."""
+        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        return cls(torch.cat([linear.weight.detach() for linear in linears]), torch.cat(biases) if biases else None)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, in] to [rows, out]."""
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        return out
+
+    def added_to(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """`other` [rows, out] plus the product, rounded once."""
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._packed, self._bias, "add")
+        return out
+
+
 def padded_rows(rows: int) -> int:
     """Returns how many rows are computed for so many: all numbers up to 8, then four for each doubling."""
     unit = 1 << max(0, (rows - 1).bit_length() - 3)
@@ -80,11 +105,11 @@ def pack(model: nn.Module) -> Packing:
         for parent, name, original in replaced:
             setattr(parent, name, original)
 
-    if _supported():
+    if supported():
         try:
             for parent in list(model.modules()):
                 for name, child in list(parent.named_children()):
-                    if type(child) is nn.Linear and _is_plain(child):
+                    if is_plain(child) and isinstance(child, nn.Linear):
                         packed = PackedLinear(child)
                         if _agree(child, packed):
                             setattr(parent, name, packed)
@@ -96,7 +121,8 @@ def pack(model: nn.Module) -> Packing:
     return Packing(len(replaced), undo)
 
 
-def _supported() -> bool:
+def supported() -> bool:
+    """Whether this torch and this CPU pack bfloat16."""
     operators: Any = torch.ops.mkldnn
     names = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
     if not torch.backends.mkldnn.is_available() or not all(hasattr(operators, name) for name in names):
@@ -104,8 +130,10 @@ def _supported() -> bool:
     return bool(operators._is_mkldnn_bf16_supported())
 
 
-def _is_plain(linear: nn.Linear) -> bool:
-    """In bfloat16 on the CPU, and without hooks or parametrisations that a replacement would lose."""
+def is_plain(linear: object) -> bool:
+    """Whether it is a linear layer in bfloat16 on the CPU, without hooks or parametrisations that a replacement would lose."""
+    if type(linear) is not nn.Linear:
+        return False
     hooked = linear._forward_hooks or linear._forward_pre_hooks or hasattr(linear, "parametrizations")
     return linear.weight.dtype == torch.bfloat16 and linear.weight.device.type == "cpu" and not hooked
 

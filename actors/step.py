@@ -7,6 +7,7 @@ decode kernel serves those), then the prompt chunks in order. A token is written
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -39,9 +40,9 @@ class PromptChunk:
 
 @dataclass(slots=True)
 class StepBatch:
-    """Arrays of one forward pass over T tokens.
+    """Arrays of one forward pass over T tokens, in R >= T rows.
 
-    `input_ids`, `position_ids` int64 [1, T]; `slot_blocks`, `slot_offsets` int64 [T]; `tables` int64 [singles, blocks],
+    `input_ids`, `position_ids` int64 [1, R]; `slot_blocks`, `slot_offsets` int64 [T]; `tables` int64 [singles, blocks],
     `lengths` int64 [singles]; `logits_index` int64 [rows]. `order[r]` is the index, in the pieces given, of logits row
     r. `masks` memoises attention masks across the layers of this step.
     """
@@ -55,6 +56,8 @@ class StepBatch:
     chunks: list[PromptChunk]
     logits_index: torch.Tensor
     order: list[int]
+    addresses: tuple[int, ...]
+    """Of `slot_blocks`, `slot_offsets`, `tables`, then the width of `tables`, then of `lengths`: what compiled kernels take."""
     masks: dict[tuple[int, int, int], torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -63,12 +66,15 @@ class StepBatch:
         return int(self.lengths.shape[0])
 
 
-def build_step(pieces: Seq[Piece], block_tokens: int) -> StepBatch:
-    """Lay out `pieces` for one forward pass. Every position of a piece must have its block already."""
+def build_step(pieces: Seq[Piece], block_tokens: int, rows: Callable[[int], int] = lambda tokens: tokens) -> StepBatch:
+    """Lay out `pieces` for one forward pass. Every position of a piece must have its block already.
+
+    `rows` says how many rows so many tokens take; what is filled up is at the end, and has no slot.
+    """
     by_kind = sorted(range(len(pieces)), key=lambda index: len(pieces[index].tokens) != 1)
     total = sum(len(piece.tokens) for piece in pieces)
-    ids = np.empty(total, np.int64)
-    positions = np.empty(total, np.int64)
+    ids = np.zeros(rows(total), np.int64)
+    positions = np.zeros(rows(total), np.int64)
     slots = np.empty(total, np.int64)
     singles = [pieces[index] for index in by_kind if len(pieces[index].tokens) == 1]
     widest = max((len(piece.blocks) for piece in singles), default=0)
@@ -94,14 +100,16 @@ def build_step(pieces: Seq[Piece], block_tokens: int) -> StepBatch:
             logits_rows.append(first + count - 1)
             order.append(index)
         first += count
+    offsets = positions[:total] % block_tokens
     return StepBatch(
         input_ids=torch.from_numpy(ids).unsqueeze(0),
         position_ids=torch.from_numpy(positions).unsqueeze(0),
         slot_blocks=slots,
-        slot_offsets=positions % block_tokens,
+        slot_offsets=offsets,
         tables=tables,
         lengths=lengths,
         chunks=chunks,
         logits_index=torch.tensor(logits_rows, dtype=torch.int64),
         order=order,
+        addresses=(slots.ctypes.data, offsets.ctypes.data, tables.ctypes.data, widest, lengths.ctypes.data),
     )

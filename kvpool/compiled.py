@@ -83,11 +83,16 @@ def long_entry(function: Callable[..., int]) -> Callable[..., int]:
     return _compiled(function, nogil=True)
 
 
-def _compiled(function: Callable[..., int], nogil: bool) -> Callable[..., int]:
+def wide_entry(function: Callable[..., int]) -> Callable[..., int]:
+    """Like `long_entry`, with `prange` loops on several threads. Not re-entrant: one thread of a process calls such entries."""
+    return _compiled(function, nogil=True, parallel=True)
+
+
+def _compiled(function: Callable[..., int], nogil: bool, parallel: bool = False) -> Callable[..., int]:
     name = function.__name__
     taken = dispatchers.get(name)
     assert taken is None or taken.py_func.__module__ == function.__module__, f"two entries are called {name}"
-    dispatcher: Any = njit(function, nogil=nogil)
+    dispatcher: Any = njit(function, nogil=nogil, parallel=parallel)
     dispatcher._cache = _SourceCache(function)
     arguments = ", ".join(["int64"] * function.__code__.co_argcount)
     dispatcher.compile(f"int64({arguments})")

@@ -13,7 +13,7 @@ from actors.model import adopt
 from actors.packed_linear import PackedLinear, pack
 from tests.fakes.tiny_models import FAMILIES, tiny_model
 
-pytestmark = pytest.mark.skipif(not packed_linear._supported(), reason="this torch or CPU packs no bfloat16")
+pytestmark = pytest.mark.skipif(not packed_linear.supported(), reason="this torch or CPU packs no bfloat16")
 
 
 def net(dtype: torch.dtype = torch.bfloat16) -> nn.Sequential:
@@ -118,5 +118,5 @@ def test_a_real_model_is_packed() -> None:
 
 
 def test_a_missing_operator_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_linear, "_supported", lambda: False)
+    monkeypatch.setattr(packed_linear, "supported", lambda: False)
     assert pack(net()).layers == 0

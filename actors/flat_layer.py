@@ -1,0 +1,201 @@
+"""A decoder layer of the usual kind as four matrix products and four kernels, for bfloat16 on the CPU.
+
+    x = x + o(attention(qkv(norm(x))))
+    x = x + down(silu(gate(norm(x))) * up(norm(x)))
+
+transformers computes this in forty operations and a dozen modules; with the few rows of a decode step those cost more than the
+weights. Here q, k and v are one packed product, so are gate and up, and the additions are part of the products before them
+(`packed_linear.py`); between them run the kernels of `fused_kernels.py`.
+
+Which models have such layers is not read off their names: a layer is replaced if it has exactly these parts, and if, on random
+rows, it then computes what its own code computes. The caller compares the whole model afterwards; `undo` puts the originals back.
+
+Limits: RMS norms, SiLU, rotary embeddings of whole heads ("rotate half"), sizes that are multiples of 16 (half heads too).
+Everything else stays with its own code.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from actors.attention import AttentionPort, LayerShape
+from actors.fused_kernels import bits_of, rms_norm, silu_product
+from actors.packed_linear import PackedWeight, Packing, is_plain, supported
+
+_log = logging.getLogger(__name__)
+_WORST = 0.05
+"""How far a layer's contribution may be from its own code's, relative; bfloat16 rounds to 0.004."""
+_PARTS = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
+_MANY_ROWS = 64
+"""From here on torch's threads are worth their cost between the products."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMS norm with `weight` [width], bfloat16."""
+
+    weight: torch.Tensor
+    eps_bits: int
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, width] to the same."""
+        out = torch.empty_like(x)
+        rms_norm(x.data_ptr(), self.weight.data_ptr(), out.data_ptr(), x.shape[0], x.shape[1], self.eps_bits)
+        return out
+
+
+class FlatLayer(nn.Module):
+    """Answers for `layer`. Finds its step behind `port`, as the model's own attention would."""
+
+    def __init__(self, layer: Any, shape: LayerShape, index: int, port: AttentionPort) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self._port, self._shape, self._index = port, shape, index
+        self._before_attention = _norm(layer.input_layernorm)
+        self._before_mlp = _norm(layer.post_attention_layernorm)
+        self._qkv = PackedWeight.of(attention.q_proj, attention.k_proj, attention.v_proj)
+        self._o = PackedWeight.of(attention.o_proj)
+        self._gate_up = PackedWeight.of(mlp.gate_proj, mlp.up_proj)
+        self._down = PackedWeight.of(mlp.down_proj)
+        self._inner = int(mlp.gate_proj.out_features)
+
+    def forward(
+        self, hidden_states: torch.Tensor, *_: Any, position_embeddings: tuple[torch.Tensor, torch.Tensor], **__: Any
+    ) -> torch.Tensor:
+        """[1, rows, width] to the same; `position_embeddings` are cos and sin, [1, rows, head_dim]."""
+        x = hidden_states[0]
+        qkv = self._qkv(self._before_attention(x))
+        assert self._port.flat is not None, "a layer computed outside a step"
+        attended = self._port.flat(self._index, self._shape, qkv, *position_embeddings)
+        x = self._o.added_to(attended, x)
+        x = self._down.added_to(self._product(self._gate_up(self._before_mlp(x))), x)
+        return x.unsqueeze(0)
+
+    def _product(self, both: torch.Tensor) -> torch.Tensor:
+        rows = both.shape[0]
+        if rows >= _MANY_ROWS:
+            return nn.functional.silu(both[:, : self._inner]).mul_(both[:, self._inner :])
+        out = both.new_empty(rows, self._inner)
+        silu_product(both.data_ptr(), out.data_ptr(), rows, self._inner)
+        return out
+
+
+def _norm(module: Any) -> Norm:
+    eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
+    return Norm(module.weight.detach().contiguous(), bits_of(eps))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """What a layer was given and what it made of it, in a traced pass. None where it was not called as usual."""
+
+    x: torch.Tensor
+    angles: tuple[torch.Tensor, torch.Tensor]
+    result: torch.Tensor
+
+
+class LayerCalls:
+    """Context manager: records the calls of the layers of `model` that may be flattened."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.candidates: list[tuple[nn.Module, str, Any]] = []
+        if supported():
+            self.candidates = [
+                (parent, name, child)
+                for parent in model.modules()
+                for name, child in parent.named_children()
+                if _looks_flat(child)
+            ]
+        self.calls: dict[int, LayerCall] = {}
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> LayerCalls:
+        for _, _, layer in self.candidates:
+            self._hooks.append(layer.register_forward_hook(self._record, with_kwargs=True))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _record(self, layer: Any, args: Any, kwargs: Any, result: Any) -> None:
+        x = args[0] if args else kwargs.get("hidden_states")
+        angles = kwargs.get("position_embeddings")
+        usual = isinstance(x, torch.Tensor) and isinstance(result, torch.Tensor) and isinstance(angles, tuple)
+        if usual and len(angles) == 2:
+            self.calls[layer.self_attn.layer_idx] = LayerCall(x, angles, result)
+
+
+def _looks_flat(layer: Any) -> bool:
+    if set(dict(layer.named_children())) != _PARTS:
+        return False
+    attention, mlp = layer.self_attn, layer.mlp
+    linears = [getattr(attention, name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    linears += [getattr(mlp, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    if not all(map(is_plain, linears)) or not isinstance(getattr(attention, "layer_idx", None), int):
+        return False
+    norms = [layer.input_layernorm, layer.post_attention_layernorm]
+    if not all(
+        hasattr(norm, "weight") and (hasattr(norm, "variance_epsilon") or hasattr(norm, "eps")) for norm in norms
+    ):
+        return False
+    known = [parameter for part in (*linears, *norms) for parameter in part.parameters()]
+    groups = (linears[:3], linears[4:6])
+    biased = [{one.bias is None for one in group} for group in groups]  # type: ignore[union-attr]
+    sizes = [size for one in linears for size in one.weight.shape]  # type: ignore[union-attr]
+    return (
+        len(known) == len(list(layer.parameters()))
+        and all(len(kinds) == 1 for kinds in biased)
+        and all(size % 16 == 0 for size in sizes)
+        and all(parameter.dtype == torch.bfloat16 for parameter in layer.parameters())
+    )
+
+
+@torch.inference_mode()
+def flatten(recorded: LayerCalls, shapes: Mapping[int, LayerShape], port: AttentionPort) -> Packing:
+    """Replace the recorded layers that then compute the same. `shapes` by layer. Mutates the model; raises nothing.
+
+    The port's attention must be at the step of the recorded pass.
+    """
+    replaced: list[tuple[nn.Module, str, nn.Module]] = []
+    for parent, name, layer in recorded.candidates:
+        index = layer.self_attn.layer_idx
+        call, shape = recorded.calls.get(index), shapes[index]
+        if call is None or not _rotates_whole_heads(call, shape):
+            continue
+        try:
+            flat = FlatLayer(layer, shape, index, port)
+            found = flat(call.x, position_embeddings=call.angles)
+        except Exception:  # sizes that do not fit together, an operator that refuses them: its own code serves it
+            _log.debug("layer %d keeps its own code", index, exc_info=True)
+            continue
+        if _agree(call, found):
+            setattr(parent, name, flat)
+            replaced.append((parent, name, layer))
+
+    def undo() -> None:
+        for parent, name, original in replaced:
+            setattr(parent, name, original)
+
+    return Packing(len(replaced), undo)
+
+
+def _rotates_whole_heads(call: LayerCall, shape: LayerShape) -> bool:
+    half = shape.key_dim // 2
+    return half % 16 == 0 and all(
+        angle.dtype == torch.bfloat16 and angle.is_contiguous() and angle.shape == (1, call.x.shape[1], shape.key_dim)
+        for angle in call.angles
+    )
+
+
+def _agree(call: LayerCall, found: torch.Tensor) -> bool:
+    """Whether what the layer adds is the same but for rounding, that of the sum included."""
+    result, x = call.result.float(), call.x.float()
+    allowed = _WORST * float((result - x).norm()) + 2**-7 * float(result.norm())
+    return found.shape == call.result.shape and float((found.float() - result).norm()) <= allowed
