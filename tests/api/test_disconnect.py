@@ -168,3 +168,14 @@ async def test_five_hundred_streams_at_once(client: httpx.AsyncClient, engine: F
     replies = await asyncio.gather(*(client.post(CHAT, json=chat_body(stream=True)) for _ in range(500)))
     assert all(read_stream(reply.content, chat=True).texts == {0: "abc"} for reply in replies)
     assert len({request.request_id for request in engine.requests}) == 500
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_client_that_has_left_already_costs_no_replica_anything(
+    app: FastAPI, engine: FakeEngine, path: str
+) -> None:
+    call = AsgiCall(app, path, chat_body(stream=True) if path == CHAT else completion_body(stream=True))
+    call.disconnect()
+    await asyncio.wait_for(call.task, 1)
+    assert engine.requests == []
+    assert call.sent == []
