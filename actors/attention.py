@@ -39,6 +39,7 @@ _KNOWN = frozenset(
     }
     | {"scaling", "sliding_window", "softcap", "use_cache"}
 )
+_WIDE_TOKENS = 512
 _port_numbers = itertools.count()
 
 Handler = Callable[..., tuple[torch.Tensor, None]]
@@ -150,6 +151,7 @@ class PagedAttention:
         self._pool = pool
         self._array = _as_array(pool)
         self._block_tokens = int(pool.shape[4])
+        self._told: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.step: StepBatch | None = None
 
     def __call__(
@@ -210,47 +212,46 @@ class PagedAttention:
         """
         step = self.step
         assert step is not None, "attention called outside a step"
-        heads, group, dim, asked = shape.heads, shape.heads // shape.kv_heads, shape.key_dim, shape.asked
-        out = qkv.new_empty(qkv.shape[0], heads * dim)
-        blocks, layers, _, kv_heads, block_tokens, _ = self._array.shape
-        pool = (self._pool.data_ptr(), blocks, layers, kv_heads, block_tokens, dim, layer)
+        heads, dim, asked = shape.heads, shape.key_dim, shape.asked
+        rows = qkv.shape[0]
+        out = qkv.new_empty(rows, heads * dim)
+        pool, scores = self._numbers(layer, shape)
         angles = (cos.data_ptr(), sin.data_ptr())
         if step.singles:
-            decode = decode_rows
-            if step.singles * kv_heads > 1 and set_threads(torch.get_num_threads()) > 1:
-                decode = decode_rows_in_parallel
-            decode(
-                qkv.data_ptr(),
-                out.data_ptr(),
-                *angles,
-                step.singles,
-                group,
-                *pool,
-                *step.addresses,
-                bits_of(asked.scaling),
-                shape.window,
-                bits_of(asked.softcap),
-            )
+            decode = decode_rows_in_parallel if self._is_wide(step) else decode_rows
+            decode(qkv.data_ptr(), out.data_ptr(), *angles, step.singles, *pool, *step.addresses, *scores)
         for chunk in step.chunks:
             queries = qkv.new_empty(heads, chunk.count, dim)
-            both = qkv.new_empty(0 if chunk.start else 2, kv_heads, chunk.count, dim)
-            prompt_rows(
-                qkv.data_ptr(),
-                queries.data_ptr(),
-                0 if chunk.start else both.data_ptr(),
-                *angles,
-                chunk.first,
-                chunk.count,
-                group,
-                *pool,
-                *step.addresses[:2],
-            )
+            both = qkv.new_empty(0 if chunk.start else 2, shape.kv_heads, chunk.count, dim)
+            kept = 0 if chunk.start else both.data_ptr()
+            place = (chunk.first, chunk.count)
+            prompt_rows(qkv.data_ptr(), queries.data_ptr(), kept, *angles, *place, *pool, *step.addresses[:2])
             keys, values, first = self._gather(chunk, layer, shape.window) if chunk.start else (both[0], both[1], 0)
             mask = self._mask(step, chunk, first, keys.shape[1], shape.window, qkv.dtype)
             attended = _attend(queries, keys, values, mask, asked).transpose(0, 1)
             out[chunk.first : chunk.first + chunk.count].view(chunk.count, heads, dim).copy_(attended)
-        out[len(step.slot_blocks) :].zero_()
+        if rows > len(step.slot_blocks):
+            out[len(step.slot_blocks) :].zero_()
         return out
+
+    def _numbers(self, layer: int, shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What kernels are told of the pool, and of how `layer` scores."""
+        found = self._told.get(layer)
+        if found is None:
+            blocks, layers, _, kv_heads, block_tokens, dim = self._array.shape
+            group = shape.heads // shape.kv_heads
+            pool = (group, self._pool.data_ptr(), blocks, layers, kv_heads, block_tokens, dim, layer)
+            scores = (bits_of(shape.asked.scaling), shape.window, bits_of(shape.asked.softcap))
+            found = self._told[layer] = pool, scores
+        return found
+
+    @staticmethod
+    def _is_wide(step: StepBatch) -> bool:
+        """Whether the step's decodes are worth waking other threads, which takes as long as a few hundred tokens."""
+        if step.is_wide is None:
+            enough = int(step.lengths.sum()) >= _WIDE_TOKENS
+            step.is_wide = enough and set_threads(torch.get_num_threads()) > 1
+        return step.is_wide
 
     def _gather(self, chunk: PromptChunk, layer: int, window: int) -> tuple[torch.Tensor, torch.Tensor, int]:
         """K and V [kv_heads, tokens, head_dim] of everything the chunk may see, and the position of the first of them."""

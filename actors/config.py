@@ -27,6 +27,9 @@ class EngineConfig:
 
     mode: Mode = "fast"
     """`fast`: bfloat16 weights and KV. `exact`: float32 everywhere, token for token what `model.generate` gives."""
+    deterministic: bool = False
+    """A request's tokens depend on the request alone: not on its company, how its prompt is cut, what of it is cached, or which
+    replica answers. Slower; mode `fast` only."""
     threads: int = 0
     """Threads of each replica's kernels. 0: an even share of all cores but one, at least one; the HTTP side needs the rest."""
     step_tokens: int = 256

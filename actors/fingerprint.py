@@ -17,15 +17,18 @@ from actors.loader import weight_files
 _EDGE_BYTES = 64 * 1024
 
 
-def model_fingerprint(path: Path, mode: Mode) -> bytes:
-    """32 bytes that name the model in directory `path`, run in `mode`. Raises OSError for an unreadable file."""
+def model_fingerprint(path: Path, mode: Mode, *, deterministic: bool = False) -> bytes:
+    """32 bytes that name the model in directory `path`, run in `mode`. Raises OSError for an unreadable file.
+
+    What a deterministic replica computes is no other's: K and V differ in their last bits.
+    """
     digest = blake2b(digest_size=32, person=b"kvatlas-model")
 
     def add(data: bytes) -> None:
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
 
-    add(mode.encode())
+    add(f"{mode} deterministic".encode() if deterministic else mode.encode())
     add((path / "config.json").read_bytes())
     for file in weight_files(path):
         size = file.stat().st_size

@@ -16,6 +16,7 @@ Everything else stays with its own code.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,14 +27,12 @@ from torch import nn
 
 from actors.attention import AttentionPort, LayerShape
 from actors.fused_kernels import bits_of, rms_norm, silu_product
-from actors.packed_linear import PackedWeight, Packing, is_plain, supported
+from actors.packed_linear import Fill, PackedWeight, Packing, is_plain, padded_rows, set_rows, supported
 
 _log = logging.getLogger(__name__)
 _WORST = 0.05
 """How far a layer's contribution may be from its own code's, relative; bfloat16 rounds to 0.004."""
 _PARTS = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
-_MANY_ROWS = 64
-"""From here on torch's threads are worth their cost between the products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +52,17 @@ class Norm:
 class FlatLayer(nn.Module):
     """Answers for `layer`. Finds its step behind `port`, as the model's own attention would."""
 
-    def __init__(self, layer: Any, shape: LayerShape, index: int, port: AttentionPort) -> None:
+    def __init__(self, layer: Any, shape: LayerShape, index: int, port: AttentionPort, fill: Fill) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self._port, self._shape, self._index = port, shape, index
         self._before_attention = _norm(layer.input_layernorm)
         self._before_mlp = _norm(layer.post_attention_layernorm)
-        self._qkv = PackedWeight.of(attention.q_proj, attention.k_proj, attention.v_proj)
-        self._o = PackedWeight.of(attention.o_proj)
-        self._gate_up = PackedWeight.of(mlp.gate_proj, mlp.up_proj)
-        self._down = PackedWeight.of(mlp.down_proj)
+        packed = functools.partial(PackedWeight.of, set_rows=fill is set_rows)
+        self._qkv = packed(attention.q_proj, attention.k_proj, attention.v_proj)
+        self._o = packed(attention.o_proj)
+        self._gate_up = packed(mlp.gate_proj, mlp.up_proj)
+        self._down = packed(mlp.down_proj)
         self._inner = int(mlp.gate_proj.out_features)
 
     def forward(
@@ -78,11 +78,8 @@ class FlatLayer(nn.Module):
         return x.unsqueeze(0)
 
     def _product(self, both: torch.Tensor) -> torch.Tensor:
-        rows = both.shape[0]
-        if rows >= _MANY_ROWS:
-            return nn.functional.silu(both[:, : self._inner]).mul_(both[:, self._inner :])
-        out = both.new_empty(rows, self._inner)
-        silu_product(both.data_ptr(), out.data_ptr(), rows, self._inner)
+        out = both.new_empty(both.shape[0], self._inner)
+        silu_product(both.data_ptr(), out.data_ptr(), both.shape[0], self._inner)
         return out
 
 
@@ -158,7 +155,9 @@ def _looks_flat(layer: Any) -> bool:
 
 
 @torch.inference_mode()
-def flatten(recorded: LayerCalls, shapes: Mapping[int, LayerShape], port: AttentionPort) -> Packing:
+def flatten(
+    recorded: LayerCalls, shapes: Mapping[int, LayerShape], port: AttentionPort, fill: Fill = padded_rows
+) -> Packing:
     """Replace the recorded layers that then compute the same. `shapes` by layer. Mutates the model; raises nothing.
 
     The port's attention must be at the step of the recorded pass.
@@ -170,7 +169,7 @@ def flatten(recorded: LayerCalls, shapes: Mapping[int, LayerShape], port: Attent
         if call is None or not _rotates_whole_heads(call, shape):
             continue
         try:
-            flat = FlatLayer(layer, shape, index, port)
+            flat = FlatLayer(layer, shape, index, port, fill)
             found = flat(call.x, position_embeddings=call.angles)
         except Exception:  # sizes that do not fit together, an operator that refuses them: its own code serves it
             _log.debug("layer %d keeps its own code", index, exc_info=True)

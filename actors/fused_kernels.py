@@ -113,7 +113,33 @@ def _copied(source: Any, at: int, count: int, out: Any, to: int) -> None:
 
 
 @inner
-def _decode_task(
+def _write_row(
+    row: int,
+    qkv: Any,
+    cos: Any,
+    sin: Any,
+    pool: Any,
+    layer: int,
+    group: int,
+    slot_blocks: Any,
+    slot_offsets: Any,
+    turned: Any,
+) -> None:
+    """k, rotated, and v of row `row` into the pool. `turned` is room for one head."""
+    kv_heads, block_tokens, head_dim = pool.shape[3], pool.shape[4], pool.shape[5]
+    heads = kv_heads * group
+    flat = pool.reshape(pool.size)
+    piece = block_tokens * head_dim
+    at, angle = row * (heads + 2 * kv_heads) * head_dim, row * head_dim
+    for head in range(kv_heads):
+        slot = ((slot_blocks[row] * pool.shape[1] + layer) * 2 * kv_heads + head) * piece + slot_offsets[row] * head_dim
+        _rotate(qkv, at + (heads + head) * head_dim, cos, sin, angle, head_dim, turned, 0)
+        _narrowed(turned, 0, head_dim, flat, slot)
+        _copied(qkv, at + (heads + kv_heads + head) * head_dim, head_dim, flat, slot + kv_heads * piece)
+
+
+@inner
+def _attend_row(
     row: int,
     first_head: int,
     last_head: int,
@@ -123,8 +149,6 @@ def _decode_task(
     pool: Any,
     layer: int,
     group: int,
-    slot_blocks: Any,
-    slot_offsets: Any,
     tables: Any,
     lengths: Any,
     scale: float,
@@ -133,22 +157,13 @@ def _decode_task(
     out: Any,
 ) -> None:
     """Row `row`, for KV heads [first_head, last_head)."""
-    kv_heads, block_tokens, head_dim = pool.shape[3], pool.shape[4], pool.shape[5]
+    kv_heads, head_dim = pool.shape[3], pool.shape[5]
     heads = kv_heads * group
-    flat = pool.reshape(pool.size)
-    piece = block_tokens * head_dim
     at, angle = row * (heads + 2 * kv_heads) * head_dim, row * head_dim
-    count = (last_head - first_head) * group
-    turned = np.empty(head_dim, np.float32)
     queries = np.empty((1, heads, head_dim), np.float32)
     attended = np.empty((1, heads, head_dim), np.float32)
     flat_queries, flat_attended = queries.reshape(queries.size), attended.reshape(attended.size)
-    for head in range(first_head, last_head):
-        slot = ((slot_blocks[row] * pool.shape[1] + layer) * 2 * kv_heads + head) * piece + slot_offsets[row] * head_dim
-        _rotate(qkv, at + (heads + head) * head_dim, cos, sin, angle, head_dim, turned, 0)
-        _narrowed(turned, 0, head_dim, flat, slot)
-        _copied(qkv, at + (heads + kv_heads + head) * head_dim, head_dim, flat, slot + kv_heads * piece)
-    first = first_head * group
+    first, count = first_head * group, (last_head - first_head) * group
     for head in range(first, first + count):
         _rotate(qkv, at + head * head_dim, cos, sin, angle, head_dim, flat_queries, head * head_dim)
     attend(
@@ -197,37 +212,36 @@ def decode_rows(
     window: int,
     softcap_bits: int,
 ) -> int:
-    """Rotate, write and attend for rows [0, rows), one after the other. Mutates the pool.
+    """Rotate and write rows [0, rows), then attend for one after the other. Mutates the pool.
 
     Addresses: `qkv` bfloat16 [rows, (heads + 2 kv_heads) head_dim]; `out` bfloat16 [rows, heads head_dim]; `cos`, `sin`
     bfloat16 [rows, head_dim]; `pool` bfloat16 as in `kernels.py`; `slot_blocks`, `slot_offsets`, `lengths` int64 [rows]; `tables`
     int64 [rows, table_width]. heads = kv_heads * group.
     """
     array = _pool(pool, blocks, layers, kv_heads, block_tokens, head_dim)
-    slots, offsets, seen = (
-        carray(whole_at(slot_blocks), (rows,)),
-        carray(whole_at(slot_offsets), (rows,)),
-        carray(whole_at(lengths), (rows,)),
-    )
-    places = carray(whole_at(tables), (rows, table_width))
+    source, angle, other = _narrow(qkv), _narrow(cos), _narrow(sin)
+    slots, offsets = carray(whole_at(slot_blocks), (rows,)), carray(whole_at(slot_offsets), (rows,))
+    places, seen = carray(whole_at(tables), (rows, table_width)), carray(whole_at(lengths), (rows,))
+    scale, softcap = float_of(scale_bits), float_of(softcap_bits)
+    turned = np.empty(head_dim, np.float32)
+    for row in range(rows):  # all before any attends: a row may see one beside it
+        _write_row(row, source, angle, other, array, layer, group, slots, offsets, turned)
     for row in range(rows):
-        _decode_task(
+        _attend_row(
             row,
             0,
             kv_heads,
-            _narrow(qkv),
-            _narrow(cos),
-            _narrow(sin),
+            source,
+            angle,
+            other,
             array,
             layer,
             group,
-            slots,
-            offsets,
             places,
             seen,
-            float_of(scale_bits),
+            scale,
             window,
-            float_of(softcap_bits),
+            softcap,
             _narrow(out),
         )
     return 0
@@ -259,31 +273,30 @@ def decode_rows_in_parallel(
 ) -> int:
     """Like `decode_rows`, on the calling thread's number of numba threads."""
     array = _pool(pool, blocks, layers, kv_heads, block_tokens, head_dim)
-    slots, offsets, seen = (
-        carray(whole_at(slot_blocks), (rows,)),
-        carray(whole_at(slot_offsets), (rows,)),
-        carray(whole_at(lengths), (rows,)),
-    )
-    places = carray(whole_at(tables), (rows, table_width))
+    source, angle, other = _narrow(qkv), _narrow(cos), _narrow(sin)
+    slots, offsets = carray(whole_at(slot_blocks), (rows,)), carray(whole_at(slot_offsets), (rows,))
+    places, seen = carray(whole_at(tables), (rows, table_width)), carray(whole_at(lengths), (rows,))
+    scale, softcap = float_of(scale_bits), float_of(softcap_bits)
+    turned = np.empty(head_dim, np.float32)
+    for row in range(rows):  # all before any attends: a row may see one beside it
+        _write_row(row, source, angle, other, array, layer, group, slots, offsets, turned)
     for task in prange(rows * kv_heads):
-        head = task % kv_heads
-        _decode_task(
-            task // kv_heads,
+        row, head = task // kv_heads, task % kv_heads
+        _attend_row(
+            row,
             head,
             head + 1,
-            _narrow(qkv),
-            _narrow(cos),
-            _narrow(sin),
+            source,
+            angle,
+            other,
             array,
             layer,
             group,
-            slots,
-            offsets,
             places,
             seen,
-            float_of(scale_bits),
+            scale,
             window,
-            float_of(softcap_bits),
+            softcap,
             _narrow(out),
         )
     return 0

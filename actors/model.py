@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from actors.config import Mode
 from actors.errors import ModelNotFound, ModelRefused
 from actors.flat_layer import LayerCalls, flatten
 from actors.masks import MaskRecorder
-from actors.packed_linear import Packing, pack, padded_rows
+from actors.packed_linear import Fill, Packing, pack, padded_rows, set_rows
 from actors.step import Piece, StepBatch, build_step
 from actors.support import check_class, check_config, check_layers
 from kvpool.geometry import BlockGeometry
@@ -36,9 +36,13 @@ _TRACED = 3
 
 
 class PagedModel:
-    """A loaded model. Not thread-safe: one thread calls `forward`."""
+    """A loaded model. Not thread-safe: one thread calls `forward`.
 
-    def __init__(self, model: Any, name: str) -> None:
+    A `deterministic` one computes the same bits for a token whatever else is in the step and however its prompt was cut: all
+    products are of the same number of rows, and one kernel attends for prompts and decodes.
+    """
+
+    def __init__(self, model: Any, name: str, *, deterministic: bool = False) -> None:
         self._model = model
         self._port = AttentionPort()
         self._attention: PagedAttention | None = None
@@ -50,7 +54,9 @@ class PagedModel:
         self.context_tokens = int(getattr(model.config, "max_position_embeddings", 0) or 0)
         self.layers = self.kv_heads = self.head_dim = 0
         self._windows: list[int] = []
-        self._rows: Callable[[int], int] = padded_rows if model.dtype == torch.bfloat16 else int
+        self._deterministic = deterministic
+        self._fill: Fill = set_rows if deterministic else padded_rows
+        self._rows: Fill = self._fill if model.dtype == torch.bfloat16 else int
 
     def geometry(self, block_tokens: int) -> BlockGeometry:
         """The blocks this model needs."""
@@ -70,7 +76,7 @@ class PagedModel:
         Writes K and V of every token of every piece into the bound pool.
         """
         assert self._attention is not None, "bind a pool first"
-        step = build_step(pieces, self._block_tokens, self._rows)
+        step = build_step(pieces, self._block_tokens, self._rows, one_by_one=self._deterministic)
         self._attention.step = step
         try:
             return self._logits(step), step.order
@@ -109,14 +115,15 @@ class PagedModel:
         self._windows = [trace.layers[index].window for index in range(self.layers)]
         self._compare(ids, expected)
         self._keep(self._flatten(calls, trace.layers), "layers of its own code", ids, expected)
-        self._keep(pack(self._model), "plain linear layers", ids, expected)
+        self._keep(pack(self._model, self._fill), "plain linear layers", ids, expected)
 
     def _flatten(self, calls: LayerCalls, shapes: Mapping[int, LayerShape]) -> Packing:
         """Replace whole layers (`flat_layer.py`), each checked on the traced pass."""
         self.bind(torch.zeros(1, *self.geometry(_PROBE_BLOCK_TOKENS).shape, dtype=self._model.dtype))
         assert self._attention is not None
-        self._attention.step = build_step([Piece(range(_TRACED), 0, [0], True)], _PROBE_BLOCK_TOKENS)
-        packing = flatten(calls, shapes, self._port)
+        traced = [Piece(range(_TRACED), 0, [0], True)]
+        self._attention.step = build_step(traced, _PROBE_BLOCK_TOKENS, one_by_one=self._deterministic)
+        packing = flatten(calls, shapes, self._port, self._fill)
         self.unbind()
         return packing
 
@@ -130,6 +137,23 @@ class PagedModel:
             _log.warning("%s is served with %s: %s", self.name, else_, _first_line(error))
             self.unbind()
             packing.undo()
+
+    def prove_deterministic(self) -> None:
+        """Compute the same tokens alone, among others, and cut differently. Raises `ModelRefused` where a bit differs."""
+        tokens = self._probe_ids()[0].tolist()
+        total = len(tokens)
+        blocks = -(-total // _PROBE_BLOCK_TOKENS)
+        self.bind(torch.zeros(3 * blocks, *self.geometry(_PROBE_BLOCK_TOKENS).shape, dtype=self._model.dtype))
+        mine, *others = (list(range(start, start + blocks)) for start in range(0, 3 * blocks, blocks))
+        found: list[torch.Tensor] = []
+        for cuts, company in (((0, total), 0), ((0, 1, total // 2, total - 1, total), 0), ((0, total - 1, total), 2)):
+            for start, end in pairwise(cuts):
+                pieces = [Piece(tokens[start:end][::-1], start, other, True) for other in others[:company]]
+                logits, order = self.forward([*pieces, Piece(tokens[start:end], start, mine, True)])
+            found.append(logits[order.index(company)])
+        self.unbind()
+        if not all(torch.equal(one, found[0]) for one in found):
+            raise ModelRefused("its results depend on what is computed beside them, so it cannot be deterministic here")
 
     def _probe_ids(self) -> torch.Tensor:
         """Token ids [1, n] long enough to cross blocks, a chunk border and, where it is short, the sliding window."""
@@ -163,8 +187,8 @@ class PagedModel:
             )
 
 
-def load_model(path: Path, name: str, mode: Mode) -> PagedModel:
-    """Load the model directory `path` for serving.
+def load_model(path: Path, name: str, mode: Mode, *, deterministic: bool = False) -> PagedModel:
+    """Load the model directory `path` for serving. `deterministic` is for mode `fast`.
 
     Raises `ModelNotFound` (unreadable directory) and `ModelRefused` (cannot be served right; the message says why).
     """
@@ -181,16 +205,18 @@ def load_model(path: Path, name: str, mode: Mode) -> PagedModel:
         raise ModelRefused(f"{name} cannot be served: transformers does not load it ({_first_line(error)})") from error
     except ModelRefused as error:
         raise ModelRefused(f"{name} cannot be served: {error}") from error
-    return adopt(model, name)
+    return adopt(model, name, deterministic=deterministic)
 
 
-def adopt(model: Any, name: str) -> PagedModel:
+def adopt(model: Any, name: str, *, deterministic: bool = False) -> PagedModel:
     """Make a loaded transformers model servable. Mutates its attention implementation. Raises `ModelRefused`."""
     try:
         check_config(model.config)
         check_class(model, inspect.signature(model.forward).parameters)
-        paged = PagedModel(model.eval(), name)
+        paged = PagedModel(model.eval(), name, deterministic=deterministic)
         paged.learn()
+        if deterministic:
+            paged.prove_deterministic()
     except ModelRefused as error:
         raise ModelRefused(f"{name} cannot be served: {error}") from error
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:

@@ -10,6 +10,9 @@ same. Where torch's operators are missing, the CPU has no bfloat16, or a layer f
 oneDNN compiles code for every number of rows that it meets and keeps it, hundreds of kilobytes each. So rows are filled up to
 one of a few numbers (`padded_rows`): memory stops growing after the first minutes, and few steps wait for a compiler.
 
+What a row comes to depends on how many are computed with it: oneDNN chooses by that how it sums. Where it must not, every
+product is of `SET_ROWS` rows, as many such products as it takes; nothing else about a row's neighbours matters then.
+
 Limits: the operators are torch's own but not public; `pyproject.toml` pins torch's minor version. A layer that is tied to an
 embedding needs its weight twice. Code that computes with `module.weight` itself finds a tensor without memory there and fails.
 """
@@ -28,6 +31,8 @@ _log = logging.getLogger(__name__)
 _LAYOUT_ROWS = 16
 """Rows for which oneDNN chooses the layout; it serves one row and hundreds as well."""
 _PROBE_ROWS = (1, 5, 64)
+SET_ROWS = 32
+"""Rows of each product where results must not depend on their number. Two tiles of the matrix units that CPUs have."""
 _WORST_RATIO = 2.0
 """A packed layer may be this much further from float32 than the plain one, in the mean."""
 
@@ -35,57 +40,69 @@ _WORST_RATIO = 2.0
 class PackedLinear(nn.Module):
     """Answers for `linear`, whose weight is [out, in]."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, fill: Fill) -> None:
         super().__init__()
+        self._fill = fill
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight = torch.empty_like(linear.weight, device="meta", requires_grad=False)
         """Shape and type only, for code that asks for them."""
         self.bias = linear.bias
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _LAYOUT_ROWS)
+        self._product = PackedWeight.of(linear, set_rows=fill is set_rows)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] to [..., out]."""
         rows = x.numel() // self.in_features
-        missing = padded_rows(rows) - rows
-        if not missing:
-            return self._computed(x)
-        filled = nn.functional.pad(x.reshape(rows, self.in_features), (0, 0, 0, missing))
-        return self._computed(filled)[:rows].view(*x.shape[:-1], self.out_features)
-
-    def _computed(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
-        return out
+        missing = self._fill(rows) - rows
+        flat = x.reshape(rows, self.in_features)
+        filled = nn.functional.pad(flat, (0, 0, 0, missing)) if missing else flat
+        return self._product(filled)[:rows].view(*x.shape[:-1], self.out_features)
 
 
 class PackedWeight:
-    """One or more plain linear layers with the same input as one product. Rows are the caller's to fill up (`padded_rows`)."""
+    """One or more plain linear layers with the same input as one product. Rows are the caller's to fill up (`Fill`)."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """`weight` is [out, in]."""
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, set_rows: bool) -> None:
+        """`weight` is [out, in]. With `set_rows` it takes only multiples of `SET_ROWS`, and computes so many at a time."""
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _LAYOUT_ROWS)
         self._bias = bias
+        self._set_rows = set_rows
 
     @classmethod
-    def of(cls, *linears: nn.Linear) -> PackedWeight:
+    def of(cls, *linears: nn.Linear, set_rows: bool) -> PackedWeight:
         """The outputs of `linears` side by side. Either all have a bias or none has."""
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-        return cls(torch.cat([linear.weight.detach() for linear in linears]), torch.cat(biases) if biases else None)
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        return cls(weight, torch.cat(biases) if biases else None, set_rows=set_rows)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, in] to [rows, out]."""
+        if self._set_rows and x.shape[0] > SET_ROWS:
+            return torch.cat([self(part) for part in x.split(SET_ROWS)])
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return out
 
     def added_to(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """`other` [rows, out] plus the product, rounded once."""
+        if self._set_rows and x.shape[0] > SET_ROWS:
+            parts = zip(x.split(SET_ROWS), other.split(SET_ROWS), strict=True)
+            return torch.cat([self.added_to(part, beside) for part, beside in parts])
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._packed, self._bias, "add")
         return out
 
 
+Fill = Callable[[int], int]
+"""How many rows are computed for so many."""
+
+
 def padded_rows(rows: int) -> int:
-    """Returns how many rows are computed for so many: all numbers up to 8, then four for each doubling."""
+    """A `Fill`: all numbers up to 8, then four for each doubling."""
     unit = 1 << max(0, (rows - 1).bit_length() - 3)
     return -(-rows // unit) * unit
+
+
+def set_rows(rows: int) -> int:
+    """A `Fill`: multiples of `SET_ROWS`."""
+    return -(-rows // SET_ROWS) * SET_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +114,8 @@ class Packing:
 
 
 @torch.inference_mode()
-def pack(model: nn.Module) -> Packing:
-    """Replace what can be replaced in `model`, which it mutates. Raises nothing."""
+def pack(model: nn.Module, fill: Fill = padded_rows) -> Packing:
+    """Replace what can be replaced in `model`, which it mutates. Raises nothing. `fill` is `padded_rows` or `set_rows`."""
     replaced: list[tuple[nn.Module, str, nn.Linear]] = []
 
     def undo() -> None:
@@ -110,7 +127,7 @@ def pack(model: nn.Module) -> Packing:
             for parent in list(model.modules()):
                 for name, child in list(parent.named_children()):
                     if is_plain(child) and isinstance(child, nn.Linear):
-                        packed = PackedLinear(child)
+                        packed = PackedLinear(child, fill)
                         if _agree(child, packed):
                             setattr(parent, name, packed)
                             replaced.append((parent, name, child))

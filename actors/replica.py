@@ -87,9 +87,13 @@ class Replica:
         path = Path(model_dir)
         with self._progress.phase("load") as phase:
             phase.done_bytes = sum(file.stat().st_size for file in weight_files(path))
-            self._model = load_model(path, config.model.served_name, config.engine.mode)
+            self._model = load_model(
+                path, config.model.served_name, config.engine.mode, deterministic=config.engine.deterministic
+            )
             self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-            fingerprint = self._fingerprint = model_fingerprint(path, config.engine.mode)
+            fingerprint = self._fingerprint = model_fingerprint(
+                path, config.engine.mode, deterministic=config.engine.deterministic
+            )
         with contextlib.ExitStack() as undo:
             with self._progress.phase("allocate") as phase:
                 self._home = self._settle(region_directory, fingerprint)

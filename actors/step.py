@@ -58,6 +58,8 @@ class StepBatch:
     order: list[int]
     addresses: tuple[int, ...]
     """Of `slot_blocks`, `slot_offsets`, `tables`, then the width of `tables`, then of `lengths`: what compiled kernels take."""
+    is_wide: bool | None = None
+    """Whether several threads attend for the decodes; None while nobody has looked."""
     masks: dict[tuple[int, int, int], torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -66,25 +68,32 @@ class StepBatch:
         return int(self.lengths.shape[0])
 
 
-def build_step(pieces: Seq[Piece], block_tokens: int, rows: Callable[[int], int] = lambda tokens: tokens) -> StepBatch:
+def build_step(
+    pieces: Seq[Piece],
+    block_tokens: int,
+    rows: Callable[[int], int] = lambda tokens: tokens,
+    *,
+    one_by_one: bool = False,
+) -> StepBatch:
     """Lay out `pieces` for one forward pass. Every position of a piece must have its block already.
 
-    `rows` says how many rows so many tokens take; what is filled up is at the end, and has no slot.
+    `rows` says how many rows so many tokens take; what is filled up is at the end, and has no slot. `one_by_one`: the tokens of
+    a chunk, too, are decode queries, each of which sees those before it.
     """
     by_kind = sorted(range(len(pieces)), key=lambda index: len(pieces[index].tokens) != 1)
     total = sum(len(piece.tokens) for piece in pieces)
     ids = np.zeros(rows(total), np.int64)
     positions = np.zeros(rows(total), np.int64)
     slots = np.empty(total, np.int64)
-    singles = [pieces[index] for index in by_kind if len(pieces[index].tokens) == 1]
+    singles = [pieces[index] for index in by_kind if one_by_one or len(pieces[index].tokens) == 1]
     widest = max((len(piece.blocks) for piece in singles), default=0)
-    tables = np.zeros((len(singles), widest), np.int64)
-    lengths = np.array([piece.start + 1 for piece in singles], np.int64)
+    decoded = sum(len(piece.tokens) for piece in singles)
+    tables = np.zeros((decoded, widest), np.int64)
     chunks: list[PromptChunk] = []
     logits_rows: list[int] = []
     order: list[int] = []
     first = 0
-    for rank, index in enumerate(by_kind):
+    for index in by_kind:
         piece = pieces[index]
         count = len(piece.tokens)
         here = slice(first, first + count)
@@ -92,8 +101,8 @@ def build_step(pieces: Seq[Piece], block_tokens: int, rows: Callable[[int], int]
         ids[here] = piece.tokens
         positions[here] = np.arange(piece.start, piece.start + count)
         slots[here] = blocks[positions[here] // block_tokens]
-        if count == 1:
-            tables[rank, : len(blocks)] = blocks
+        if one_by_one or count == 1:
+            tables[here, : len(blocks)] = blocks
         else:
             chunks.append(PromptChunk(first, count, piece.start, torch.from_numpy(blocks)))
         if piece.wants_logits:
@@ -101,6 +110,7 @@ def build_step(pieces: Seq[Piece], block_tokens: int, rows: Callable[[int], int]
             order.append(index)
         first += count
     offsets = positions[:total] % block_tokens
+    lengths = positions[:decoded] + 1
     return StepBatch(
         input_ids=torch.from_numpy(ids).unsqueeze(0),
         position_ids=torch.from_numpy(positions).unsqueeze(0),

@@ -51,6 +51,7 @@ def load(file: Path | None, env: Mapping[str, str], flags: Mapping[str, tuple[st
         values[path] = _convert(known[path], raw, origin)
         origins[path] = origin
     _read_admin_key(values, origins)
+    _check_deterministic(values, origins)
     _check_api_keys(values, origins)
     return Loaded(_build(values), origins)
 
@@ -180,6 +181,15 @@ def _read_admin_key(values: dict[str, Any], origins: dict[str, str]) -> None:
         )
     values["http.admin_key"] = key
     origins["http.admin_key"] = f"file {file}"
+
+
+def _check_deterministic(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """Raise `UsageError` where a deterministic engine is asked for in a mode that has none."""
+    if values["engine.deterministic"] and values["engine.mode"] != "fast":
+        raise UsageError(
+            f"engine.deterministic ({origins['engine.deterministic']}) needs engine.mode fast, which is "
+            f"{values['engine.mode']} ({origins['engine.mode']}): leave one of them out."
+        )
 
 
 def _check_api_keys(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:

@@ -96,8 +96,8 @@ def test_a_layer_that_differs_stays_plain(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_model_that_then_computes_something_else_is_served_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     real_pack = pack
 
-    def wrong(model: Any) -> packed_linear.Packing:
-        packing = real_pack(model)
+    def wrong(model: Any, *rest: Any) -> packed_linear.Packing:
+        packing = real_pack(model, *rest)
         for module in model.modules():
             if isinstance(module, PackedLinear):
                 monkeypatch.setattr(
