@@ -29,7 +29,7 @@ async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) ->
     or what `work` raises. `work` is over when this returns, also when this is cancelled.
     """
     watcher = asyncio.ensure_future(_disconnected(receive))
-    tasks = [watcher]
+    tasks: list[asyncio.Future[Any]] = [watcher]
     try:
         await asyncio.sleep(0)
         if watcher.done():
