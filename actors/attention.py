@@ -40,6 +40,9 @@ _KNOWN = frozenset(
     | {"scaling", "sliding_window", "softcap", "use_cache"}
 )
 _WIDE_TOKENS = 512
+_QUERIES = 32
+_KEYS = 64
+"""Chunks are filled up to multiples of these: torch compiles code for every size of bfloat16 attention, and keeps it for good."""
 _port_numbers = itertools.count()
 
 Handler = Callable[..., tuple[torch.Tensor, None]]
@@ -193,12 +196,9 @@ class PagedAttention:
             parts.append(attended.to(query.dtype))
         for chunk in step.chunks:
             span = slice(chunk.first, chunk.first + chunk.count)
-            if chunk.start:
-                seen_keys, seen_values, first = self._gather(chunk, layer, window)
-            else:
-                seen_keys, seen_values, first = key[0, :, span], value[0, :, span], 0
-            mask = self._mask(step, chunk, first, seen_keys.shape[1], window, query.dtype)
-            parts.append(_attend(query[0, :, span], seen_keys, seen_values, mask, asked).transpose(0, 1))
+            own, asking = (_filled(part[0, :, span], _QUERIES) for part in (key, query))
+            seen = self._gather(chunk, layer, window) if chunk.start else (own, _filled(value[0, :, span], _QUERIES), 0)
+            parts.append(self._attended(step, chunk, asking, *seen, window, asked))
         if filled:
             parts.append(query.new_zeros(filled, query.shape[1], query.shape[3]))
         return (torch.cat(parts) if len(parts) > 1 else parts[0]).unsqueeze(0), None
@@ -212,7 +212,7 @@ class PagedAttention:
         """
         step = self.step
         assert step is not None, "attention called outside a step"
-        heads, dim, asked = shape.heads, shape.key_dim, shape.asked
+        heads, dim = shape.heads, shape.key_dim
         rows = qkv.shape[0]
         out = qkv.new_empty(rows, heads * dim)
         pool, scores = self._numbers(layer, shape)
@@ -221,14 +221,14 @@ class PagedAttention:
             decode = decode_rows_in_parallel if self._is_wide(step) else decode_rows
             decode(qkv.data_ptr(), out.data_ptr(), *angles, step.singles, *pool, *step.addresses, *scores)
         for chunk in step.chunks:
-            queries = qkv.new_empty(heads, chunk.count, dim)
-            both = qkv.new_empty(0 if chunk.start else 2, shape.kv_heads, chunk.count, dim)
+            room = _whole(chunk.count, _QUERIES)
+            queries = qkv.new_zeros(heads, room, dim)
+            both = qkv.new_zeros(0 if chunk.start else 2, shape.kv_heads, room, dim)
             kept = 0 if chunk.start else both.data_ptr()
-            place = (chunk.first, chunk.count)
+            place = (chunk.first, chunk.count, room)
             prompt_rows(qkv.data_ptr(), queries.data_ptr(), kept, *angles, *place, *pool, *step.addresses[:2])
-            keys, values, first = self._gather(chunk, layer, shape.window) if chunk.start else (both[0], both[1], 0)
-            mask = self._mask(step, chunk, first, keys.shape[1], shape.window, qkv.dtype)
-            attended = _attend(queries, keys, values, mask, asked).transpose(0, 1)
+            seen = self._gather(chunk, layer, shape.window) if chunk.start else (both[0], both[1], 0)
+            attended = self._attended(step, chunk, queries, *seen, shape.window, shape.asked)
             out[chunk.first : chunk.first + chunk.count].view(chunk.count, heads, dim).copy_(attended)
         if rows > len(step.slot_blocks):
             out[len(step.slot_blocks) :].zero_()
@@ -254,19 +254,42 @@ class PagedAttention:
         return step.is_wide
 
     def _gather(self, chunk: PromptChunk, layer: int, window: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """K and V [kv_heads, tokens, head_dim] of everything the chunk may see, and the position of the first of them."""
+        """K and V [kv_heads, tokens, head_dim] of everything the chunk may see, and the position of the first of them.
+
+        Filled up with zeros.
+        """
         end = chunk.start + chunk.count
         first_block = max(0, chunk.start - window + 1) // self._block_tokens if window else 0
         last_block = (end + self._block_tokens - 1) // self._block_tokens
+        first = first_block * self._block_tokens
         # Layer first: indexing both at once copies element by element.
         both = self._pool[:, layer].index_select(0, chunk.blocks[first_block:last_block])
-        flat = both.permute(1, 2, 0, 3, 4).reshape(2, both.shape[2], -1, both.shape[4])
-        first = first_block * self._block_tokens
-        return flat[0, :, : end - first], flat[1, :, : end - first], first
+        _, _, kv_heads, block_tokens, dim = both.shape
+        held = len(both) * block_tokens
+        out = both.new_empty(2, kv_heads, max(held, _whole(end - first, _KEYS)), dim)
+        out[:, :, :held].view(2, kv_heads, len(both), block_tokens, dim).copy_(both.permute(1, 2, 0, 3, 4))
+        out = out[:, :, : _whole(end - first, _KEYS)]
+        out[:, :, end - first :] = 0
+        return out[0], out[1], first
+
+    def _attended(
+        self,
+        step: StepBatch,
+        chunk: PromptChunk,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        first: int,
+        window: int,
+        asked: Options,
+    ) -> torch.Tensor:
+        """[count, heads, head_dim] of a chunk. `queries`, `keys`, `values` by heads, filled up with zeros."""
+        mask = self._mask(step, chunk, first, queries.shape[1], keys.shape[1], window, queries.dtype)
+        return _attend(queries, keys, values, mask, asked)[:, : chunk.count].transpose(0, 1)
 
     @staticmethod
     def _mask(
-        step: StepBatch, chunk: PromptChunk, first: int, tokens: int, window: int, dtype: torch.dtype
+        step: StepBatch, chunk: PromptChunk, first: int, rows: int, tokens: int, window: int, dtype: torch.dtype
     ) -> torch.Tensor | None:
         """What to add to the scores [queries, keys]: 0 where visible, else -inf; None where plain causal masking says the same.
 
@@ -276,13 +299,26 @@ class PagedAttention:
             return None
         memo = (chunk.first, first, window)
         if memo not in step.masks:
-            queries = torch.arange(chunk.start, chunk.start + chunk.count).unsqueeze(1)
+            # Rows that are nobody's see what the last one sees: a row that sees nothing is no number.
+            queries = (
+                torch.arange(chunk.start, chunk.start + rows).clamp_max(chunk.start + chunk.count - 1).unsqueeze(1)
+            )
             keys = torch.arange(first, first + tokens).unsqueeze(0)
             visible = keys <= queries
             if window:
                 visible &= keys > queries - window
             step.masks[memo] = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
         return step.masks[memo]
+
+
+def _whole(tokens: int, unit: int) -> int:
+    return -(-tokens // unit) * unit
+
+
+def _filled(part: torch.Tensor, unit: int) -> torch.Tensor:
+    """[heads, n, d] with zeros up to a multiple of `unit` tokens."""
+    missing = _whole(part.shape[1], unit) - part.shape[1]
+    return F.pad(part, (0, 0, 0, missing)) if missing else part
 
 
 def _as_array(tensor: torch.Tensor) -> Any:

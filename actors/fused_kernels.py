@@ -311,6 +311,7 @@ def prompt_rows(
     sin: int,
     first: int,
     count: int,
+    room: int,
     group: int,
     pool: int,
     blocks: int,
@@ -324,8 +325,8 @@ def prompt_rows(
 ) -> int:
     """Rotate and write rows [first, first + count). Mutates the pool.
 
-    Addresses as in `decode_rows`, besides: `queries` bfloat16 [heads, count, head_dim] and `keys_values` bfloat16
-    [2, kv_heads, count, head_dim] are written to, `keys_values` unless it is 0.
+    Addresses as in `decode_rows`, besides: `queries` bfloat16 [heads, room, head_dim] and `keys_values` bfloat16
+    [2, kv_heads, room, head_dim] are written to, `keys_values` unless it is 0; room >= count.
     """
     heads = kv_heads * group
     flat = carray(narrow_at(pool), (blocks * layers * 2 * kv_heads * block_tokens * head_dim,))
@@ -338,7 +339,7 @@ def prompt_rows(
         at, angle = row * (heads + 2 * kv_heads) * head_dim, row * head_dim
         for head in range(heads):
             _rotate(source, at + head * head_dim, _narrow(cos), _narrow(sin), angle, head_dim, turned, 0)
-            _narrowed(turned, 0, head_dim, by_head, (head * count + n) * head_dim)
+            _narrowed(turned, 0, head_dim, by_head, (head * room + n) * head_dim)
         for head in range(kv_heads):
             slot = ((slots[row] * layers + layer) * 2 * kv_heads + head) * piece + offsets[row] * head_dim
             value = at + (heads + kv_heads + head) * head_dim
@@ -346,7 +347,7 @@ def prompt_rows(
             _narrowed(turned, 0, head_dim, flat, slot)
             _copied(source, value, head_dim, flat, slot + kv_heads * piece)
             if keys_values:
-                to = (head * count + n) * head_dim
+                to = (head * room + n) * head_dim
                 _narrowed(turned, 0, head_dim, both, to)
-                _copied(source, value, head_dim, both, kv_heads * count * head_dim + to)
+                _copied(source, value, head_dim, both, kv_heads * room * head_dim + to)
     return 0

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
@@ -204,3 +205,24 @@ def test_a_key_that_is_no_number_shows() -> None:
     decode_attention(query, pool, 0, np.array([[1, 0]]), np.array([20]), 0.1, 0, 0.0, out, 1)
     assert np.isnan(out[0, :2]).all()
     assert (out[0, 2:] == 0).all()
+
+
+def test_prompts_are_attended_in_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps the code that it compiles for each size in bfloat16: with every length a process would grow for ever."""
+    sizes: set[tuple[int, int]] = set()
+    attend = F.scaled_dot_product_attention
+
+    def seen(query: torch.Tensor, key: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        sizes.add((query.shape[2], key.shape[2]))
+        return attend(query, key, *args, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", seen)
+    pool = torch.zeros(32, 1, 2, _KV_HEADS, _BLOCK_TOKENS, _DIM, dtype=torch.bfloat16)
+    attention = PagedAttention(pool, [0])
+    for start in (0, 3, 16, 50):
+        for count in range(2, 70):
+            attention.step = build_step([Piece([0] * count, start, list(range(32)), True)], _BLOCK_TOKENS)
+            query, key = (torch.randn(1, heads, count, _DIM).bfloat16() for heads in (_HEADS, _KV_HEADS))
+            attention(Layer(), query, key, key, None, scaling=0.3)
+    assert sizes == {(rows, rows) for rows in (32, 64, 96)} | {(rows, keys) for rows, keys in sizes if keys % 64 == 0}
+    assert len(sizes) <= 9
