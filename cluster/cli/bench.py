@@ -1,6 +1,7 @@
 """`kvatlas bench serve`: load a running server, or a fresh one for each routing policy, and report.
 
-`kvatlas bench pool`, `router` and `http` are in `cluster/cli/bench_pool.py`, `bench_router.py` and `bench_http.py`.
+`kvatlas bench pool`, `router`, `http` and `engine` are in `cluster/cli/bench_pool.py`, `bench_router.py`, `bench_http.py` and
+`bench_engine.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cluster import server_state
+from cluster.cli.bench_engine import engine
 from cluster.cli.bench_http import http
 from cluster.cli.bench_pool import pool
 from cluster.cli.bench_router import router
@@ -29,16 +31,17 @@ if TYPE_CHECKING:
 PREPARE_S = 600.0
 
 bench = typer.Typer(
-    name="bench", help="Measure a server, the pool, the router, or the HTTP side.", no_args_is_help=True
+    name="bench", help="Measure a server, the pool, the router, the HTTP side, or the engine.", no_args_is_help=True
 )
 bench.command()(pool)
 bench.command()(router)
 bench.command()(http)
+bench.command()(engine)
 
 
 @bench.callback()
 def _bench() -> None:
-    """Measure a server, the pool, the router, or the HTTP side."""
+    """Measure a server, the pool, the router, the HTTP side, or the engine."""
 
 
 @bench.command()

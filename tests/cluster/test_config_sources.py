@@ -254,5 +254,7 @@ def test_origins_are_exact(origins: str, is_right: bool) -> None:
 
 def test_a_deterministic_engine_needs_mode_fast(tmp_path: Path) -> None:
     assert from_yaml(tmp_path, "engine: {deterministic: true}").config.engine.deterministic
-    with pytest.raises(UsageError, match=r"engine.deterministic .*file .* needs engine.mode fast, which is exact \(env"):
+    with pytest.raises(
+        UsageError, match=r"engine.deterministic .*file .* needs engine.mode fast, which is exact \(env"
+    ):
         from_yaml(tmp_path, "engine: {deterministic: true}", {"KVATLAS_ENGINE__MODE": "exact"})
