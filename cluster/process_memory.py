@@ -21,7 +21,7 @@ import gc
 import threading
 from collections.abc import Callable
 
-PERIOD_S = 20.0
+PERIOD_S = 5.0
 
 
 def forget_start() -> None:
