@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
 from cluster import ports
@@ -51,7 +53,19 @@ def running(tmp_path: Path) -> Iterator[Running]:
     assert regions() <= before
 
 
+def fill_what_is_bounded(url: str) -> None:
+    """A tokenizer remembers the first 10,000 words that it sees, 7 MB of them, and no more.
+
+    The crowd's prompts would fill that in six minutes; what grows after this grows for ever.
+    """
+    rng = random.Random(2)
+    for _ in range(60):
+        text = " ".join(str(rng.random()) for _ in range(200))
+        httpx.post(f"{url}/tokenize", json={"prompt": text}, timeout=60).raise_for_status()
+
+
 def test_five_hundred_streams(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    fill_what_is_bounded(running.url)
     asyncio.run(run_crowd(Crowd(running.url, MODEL, clients=8, seconds=3, seed=1)))
     before = settled(running.url, ADMIN_KEY, debug_state(running.url, ADMIN_KEY), within_s=30)
     with MemoryLog(running.pid).running() as memory:
