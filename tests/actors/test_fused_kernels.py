@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.attention import LayerShape, Options, PagedAttention
@@ -71,6 +71,7 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+@settings(max_examples=40, deadline=None)
 @given(
     shape=st.tuples(st.sampled_from([32, 64, 128]), st.integers(1, 4), st.integers(1, 3), st.sampled_from([4, 16])),
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=5),
