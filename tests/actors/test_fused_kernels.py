@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from actors.attention import LayerShape, Options, PagedAttention
 from actors.fused_kernels import bits_of, rms_norm, silu_product
+from actors.kernels import set_threads
 from actors.step import Piece, build_step
 from tests.actors.test_attention import plain
 
@@ -93,8 +94,6 @@ def test_rows_are_rotated_written_and_attended(
     dim, group, kv_heads, block_tokens = shape
     heads = group * kv_heads
     torch.manual_seed(seed)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     counts = [-(-length // block_tokens) for length in lengths]
     order = list(range(sum(counts)))
     random.Random(seed).shuffle(order)
@@ -113,6 +112,7 @@ def test_rows_are_rotated_written_and_attended(
             continue
         pieces = [Piece([0] * (spans[i][1] - spans[i][0]), spans[i][0], tables[i], True) for i in active]
         attention.step = build_step(pieces, block_tokens, lambda tokens: tokens + filled)
+        attention.step.is_wide = threads > 1 and set_threads(threads) > 1
         by_kind = sorted(active, key=lambda i: spans[i][1] - spans[i][0] != 1)
         nothing = torch.zeros(filled, (heads + 2 * kv_heads) * dim, dtype=torch.bfloat16)
         rows = torch.cat([*(qkv[i][slice(*spans[i])] for i in by_kind), nothing])
@@ -142,7 +142,6 @@ def test_rows_are_rotated_written_and_attended(
             assert torch.allclose(got, wanted, atol=4e-2), (part, i)
             first += b - a
             done[i] = b
-    torch.set_num_threads(before)
     for i, length in enumerate(lengths):
         key, value = (x.view(-1, kv_heads, dim) for x in qkv[i][:, heads * dim :].split(kv_heads * dim, 1))
         for position in range(length):
