@@ -321,6 +321,13 @@ def _filled(part: torch.Tensor, unit: int) -> torch.Tensor:
     return F.pad(part, (0, 0, 0, missing)) if missing else part
 
 
+def plain_attention(
+    shape: LayerShape, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, None]:
+    """A handler for a whole short prompt [1, heads, n, d] without a pool, in any type. Windows are taken to be longer."""
+    return _attend(query[0], key[0], value[0], None, shape.asked).transpose(0, 1).unsqueeze(0), None
+
+
 def _as_array(tensor: torch.Tensor) -> Any:
     """The numpy view of a CPU tensor; bfloat16 as its bits."""
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

@@ -190,12 +190,14 @@ class Grammars:
         """
         check_size(grammar, PARAM)
         compiled, worker = self._running()
-        matcher = await compiled.matcher(grammar)
-        constraint = GrammarConstraint(matcher, self._vocab_size, self._eos_ids, worker, on_ready)
-        await asyncio.wrap_future(worker.submit(constraint.begin))
-        if constraint.failure:
-            raise RequestRefused(constraint.failure, PARAM)
-        return constraint
+        for _ in range(2):
+            matcher = await compiled.matcher(grammar)
+            constraint = GrammarConstraint(matcher, self._vocab_size, self._eos_ids, worker, on_ready)
+            await asyncio.wrap_future(worker.submit(constraint.begin))
+            if not constraint.failure:
+                return constraint
+            compiled.forget(grammar)  # those who had copies may have used up what copies share
+        raise RequestRefused(constraint.failure, PARAM)
 
     def close(self) -> None:
         """End the threads after what they do now. Constraints that are open are never ready again. Idempotent."""

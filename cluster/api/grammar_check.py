@@ -2,9 +2,9 @@
 
     check -> known | waits in its client's line -> tried (`actors.grammar_trial`) -> known
 
-One that several ask for is tried once. The lines take turns, so that a client with many hostile grammars, each of which takes
-seconds, holds another up by one of them. Who leaves takes what only he asked for out of the line; what is being tried is tried
-to its end, and remembered.
+One that several ask for is tried once. Next is the line whose last turn is longest ago, so that a client with many hostile
+grammars, each of which takes seconds, holds another up by the one that is being tried. Who leaves takes what only he asked for
+out of the line; what is being tried is tried to its end, and remembered.
 
 Everything but the trial itself happens in the event loop between two awaits, so there is no lock.
 """
@@ -31,11 +31,13 @@ from cluster.api.identity import ANONYMOUS, Identity
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 64
-"""Grammars that wait to be tried, at most."""
+"""Grammars that wait to be tried, at most; a key that has none among them may add one in any case."""
 MAX_WAITING_OF_KEY = 16
 """Of those, what one API key may have asked for."""
 KNOWN_GRAMMARS = 1024
 """Verdicts remembered."""
+TURNS_KNOWN = 1024
+"""Names whose last turn is remembered."""
 COSTLY = "grammar_too_complex"
 """The code of the error for a grammar that takes too long or too much memory."""
 
@@ -68,8 +70,11 @@ class GrammarCheck:
         self._trial: GrammarTrial | None = None
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()
         self._jobs: dict[bytes, _Job] = {}
-        self._lines: OrderedDict[str, dict[_Job, None]] = OrderedDict()
-        """By name, whose turn is next first; in each, the grammars in the order in which they came."""
+        self._lines: dict[str, dict[_Job, None]] = {}
+        """By name; in each, the grammars in the order in which they came."""
+        self._turns: OrderedDict[str, int] = OrderedDict()
+        """By name, the number of its last turn. Who is not in it had none, or long ago."""
+        self._turn = 0
         self._trying: asyncio.Task[None] | None = None
 
     async def check(self, grammar: Grammar, param: str = "response_format", identity: Identity = ANONYMOUS) -> None:
@@ -113,7 +118,8 @@ class GrammarCheck:
             self._leave(job, name)
 
     def _check_room(self, job: _Job | None, name: str) -> None:
-        if job is None and sum(one.waits for one in self._jobs.values()) >= MAX_WAITING:
+        newcomer = name and name not in self._lines
+        if job is None and not newcomer and sum(one.waits for one in self._jobs.values()) >= MAX_WAITING:
             raise unavailable("Too many grammars wait to be checked. Retry in a moment.", "server_is_overloaded")
         if name and len(self._lines.get(name, ())) >= MAX_WAITING_OF_KEY:
             raise slow_down("Too many grammars of this API key wait to be checked. Retry in a moment.")
@@ -141,9 +147,13 @@ class GrammarCheck:
     def _try_next(self) -> None:
         if self._trying is not None or not self._lines:
             return
-        name, line = next(iter(self._lines.items()))
-        job = next(iter(line))
-        self._lines.move_to_end(name)
+        name = min(self._lines, key=lambda one: self._turns.get(one, 0))
+        job = next(iter(self._lines[name]))
+        self._turn += 1
+        self._turns[name] = self._turn
+        self._turns.move_to_end(name)
+        if len(self._turns) > TURNS_KNOWN:
+            self._turns.popitem(last=False)
         for asking in job.asking:
             self._take_out(job, asking)
         job.waits = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import AsyncIterator
 
@@ -10,7 +11,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from actors import compiled_grammars
-from actors.compiled_grammars import KEPT, CompiledGrammars
+from actors.compiled_grammars import COPIES, KEPT, CompiledGrammars
 from actors.errors import ReplicaOverloaded, RequestRefused
 from actors.grammar_source import matcher_of
 from actors.request import Grammar
@@ -52,7 +53,7 @@ async def grammars(compiler: Compiler) -> AsyncIterator[CompiledGrammars]:
 
 
 async def test_many_who_ask_at_once_get_copies_of_one(grammars: CompiledGrammars, compiler: Compiler) -> None:
-    matchers = await asyncio.gather(*(grammars.matcher(regex("ab")) for _ in range(50)))
+    matchers = await asyncio.gather(*(grammars.matcher(regex("ab")) for _ in range(COPIES - 1)))
     assert compiler.compiled == ["ab"]
     assert matchers[0].consume_token(ord("a"))
     assert matchers[0].consume_token(ord("b"))
@@ -125,3 +126,49 @@ async def test_after_closing_nothing_is_compiled(grammars: CompiledGrammars) -> 
     grammars.close()
     with pytest.raises(ReplicaOverloaded, match="stopping"):
         await asyncio.wait_for(grammars.matcher(regex("a")), 1)
+
+
+async def test_copies_share_limits_so_there_are_only_so_many(grammars: CompiledGrammars, compiler: Compiler) -> None:
+    asking = [grammars.matcher(regex("ab")) for _ in range(3 * COPIES)]
+    assert len(await asyncio.gather(*asking)) == 3 * COPIES
+    assert compiler.compiled == ["ab"] * 3
+
+
+async def test_a_grammar_whose_automaton_grows_serves_as_many_requests_as_one_would_alone() -> None:
+    """Each token of each request adds states to a lexer that all copies share."""
+    grammars = CompiledGrammars(lambda: BYTES)
+    rng = random.Random(1)
+    for _ in range(80):
+        matcher = await grammars.matcher(regex("(a|b)*a(a|b){18}"))
+        for _ in range(450):
+            assert matcher.consume_token(ord(rng.choice("ab"))), matcher.get_error()
+            matcher.compute_bitmask()
+    grammars.close()
+
+
+async def test_what_nobody_waits_for_any_more_is_not_compiled(grammars: CompiledGrammars, compiler: Compiler) -> None:
+    compiler.may_go_on.clear()
+    first = asyncio.create_task(grammars.matcher(regex("first")))
+    await asyncio.sleep(0.01)
+    left = [asyncio.create_task(grammars.matcher(regex(f"left{n}"))) for n in range(5)]
+    await asyncio.sleep(0)
+    for task in left:
+        task.cancel()
+    last = asyncio.create_task(grammars.matcher(regex("last")))
+    await asyncio.sleep(0.01)
+    compiler.may_go_on.set()
+    await asyncio.gather(first, last)
+    assert compiler.compiled == ["first", "last"]
+
+
+async def test_one_asked_for_again_after_everybody_left_is_compiled(
+    grammars: CompiledGrammars, compiler: Compiler
+) -> None:
+    compiler.may_go_on.clear()
+    leaving = asyncio.create_task(grammars.matcher(regex("a")))
+    await asyncio.sleep(0.01)
+    leaving.cancel()
+    again = asyncio.create_task(grammars.matcher(regex("a")))
+    await asyncio.sleep(0.01)
+    compiler.may_go_on.set()
+    assert (await again).consume_token(ord("a"))

@@ -22,14 +22,19 @@ FLAT: dict[str, dict[str, Any]] = {
     "qwen2": {"sliding_window": 11, "use_sliding_window": True, "max_window_layers": 1},
     "seed_oss": {},
 }
-OWN: dict[str, dict[str, Any]] = {
-    "gemma": {},
-    "glm": {},
-    "granite": {"residual_multiplier": 0.4},
-    "mixtral": {"num_local_experts": 4},
-    "olmo2": {},
-    "qwen3": {},
-}
+OWN: list[tuple[str, dict[str, Any]]] = [
+    ("gemma", {}),
+    ("glm", {}),
+    ("granite", {"residual_multiplier": 0.4}),
+    ("granite", {"residual_multiplier": 0.96}),
+    ("llama", {"hidden_act": "gelu"}),
+    ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    ("llama", {"hidden_act": "relu"}),
+    ("mixtral", {"num_local_experts": 4}),
+    ("olmo2", {}),
+    ("qwen2", {"hidden_act": "gelu"}),
+    ("qwen3", {}),
+]
 
 
 def served(family: str, options: dict[str, Any]) -> tuple[PagedModel, Any]:
@@ -68,10 +73,13 @@ def test_a_usual_layer_is_flattened_and_computes_the_same(family: str) -> None:
     assert (found - exact).norm() <= 1.5 * (plain - exact).norm()
 
 
-@pytest.mark.parametrize("family", OWN)
-def test_another_kind_of_layer_keeps_its_own_code(family: str) -> None:
-    model, _ = served(family, OWN[family])
-    assert flat_layers(model) == 0
+@pytest.mark.parametrize(("family", "options"), OWN)
+@pytest.mark.parametrize("size", [1.0, 20.0])
+def test_another_kind_of_layer_keeps_its_own_code(family: str, options: dict[str, Any], size: float) -> None:
+    """However little it is another kind, and however little a layer adds to large embeddings."""
+    model = tiny_model(family, SIZES | options)
+    model.get_input_embeddings().weight.data.mul_(size)
+    assert flat_layers(adopt(model.to(torch.bfloat16), family)) == 0
 
 
 @pytest.mark.parametrize("options", [{"hidden_size": 136, "head_dim": 32}, {"head_dim": 16}, {"intermediate_size": 72}])
@@ -97,7 +105,7 @@ def test_a_layer_that_computes_something_else_keeps_its_own_code(monkeypatch: py
 
 
 def test_a_model_that_then_computes_something_else_keeps_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flat_layer, "_agree", lambda call, found: True)
+    monkeypatch.setattr(flat_layer, "_agree", lambda *_: True)
     forward = FlatLayer.forward
     monkeypatch.setattr(FlatLayer, "forward", lambda self, x, **kwargs: -forward(self, x, **kwargs))
     model, _ = served("llama", {})

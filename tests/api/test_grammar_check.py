@@ -202,7 +202,30 @@ async def test_clients_take_turns(check: GrammarCheck, trial: ScriptedTrial) -> 
     tasks += [await begin(check, f"b{n}", BOB) for n in range(2)]
     trial.may_go_on.set()
     await asyncio.gather(*tasks)
-    assert trial.tried == ["a0", "a1", "b0", "a2", "b1", "a3"]
+    assert trial.tried == ["a0", "b0", "a1", "b1", "a2", "a3"]
+
+
+async def test_who_had_no_turn_yet_is_next(check: GrammarCheck, trial: ScriptedTrial) -> None:
+    for text in ("a", "b"):
+        await check.check(regex(text), identity=ALICE if text == "a" else BOB)
+    trial.may_go_on.clear()
+    tasks = [await begin(check, text, BOB) for text in ("b0", "b1", "b2")]
+    tasks += [await begin(check, "a0"), await begin(check, "new", Identity("carol"))]
+    trial.may_go_on.set()
+    await asyncio.gather(*tasks)
+    assert trial.tried == ["a", "b", "b0", "new", "a0", "b1", "b2"]
+
+
+async def test_a_key_that_waits_for_nothing_gets_a_place_in_a_full_line(
+    check: GrammarCheck, trial: ScriptedTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_check, "MAX_WAITING", 2)
+    trial.may_go_on.clear()
+    tasks = [await begin(check, text) for text in ("a0", "a1", "a2")]
+    other = [await begin(check, text, BOB) for text in ("b0", "b1")]
+    trial.may_go_on.set()
+    results = await asyncio.gather(*tasks, *other, return_exceptions=True)
+    assert [getattr(result, "status", None) for result in results] == [None] * 4 + [503]
 
 
 async def test_what_two_ask_for_comes_at_the_turn_of_whoever_is_first(
@@ -213,7 +236,7 @@ async def test_what_two_ask_for_comes_at_the_turn_of_whoever_is_first(
     tasks += [await begin(check, "common", BOB), await begin(check, "b", BOB)]
     trial.may_go_on.set()
     await asyncio.gather(*tasks)
-    assert trial.tried == ["a0", "a1", "common", "a2", "b"]
+    assert trial.tried == ["a0", "common", "a1", "b", "a2"]
 
 
 async def test_who_leaves_takes_his_out_of_the_line_and_nobody_elses(check: GrammarCheck, trial: ScriptedTrial) -> None:
