@@ -22,10 +22,12 @@ def ready_block(
     seconds: float,
     *,
     asks_for_keys: bool = False,
+    tells_cached: bool = True,
 ) -> str:
     """Text for a person. `replicas` are `ReplicaStatus` records; `directory` says where the directory is.
 
-    Where the server `asks_for_keys`, the lines send the one in OPENAI_API_KEY, as the OpenAI clients do: keys are not printed.
+    `tells_cached`: answers say what the cache did for them. Where the server `asks_for_keys`, the lines send the one in
+    OPENAI_API_KEY, as the OpenAI clients do: keys are not printed.
     """
     rows = [("API", f"{url}/v1"), ("model", model)]
     for status in replicas:
@@ -41,11 +43,9 @@ def ready_block(
     key = f' -H "authorization: Bearer ${KEY_VARIABLE}"' if asks_for_keys else ""
     asking = f"Ask something, with an API key in {KEY_VARIABLE}:" if asks_for_keys else "Ask something:"
     lines += ["", asking, f"  {chat_curl(url, model, key)}"]
-    lines += [
-        "",
-        "A long prompt; run it twice: the same replica answers, and prompt_tokens_details.cached_tokens says what it reused:",
-        f"  {prefix_curl(url, model, key)}",
-    ]
+    if tells_cached:
+        promise = "the same replica answers, and prompt_tokens_details.cached_tokens says what it reused"
+        lines += ["", f"A long prompt; run it twice: {promise}:", f"  {prefix_curl(url, model, key)}"]
     lines += ["", "Stop with Ctrl-C or `kvatlas stop`."]
     return "\n".join(lines)
 

@@ -93,7 +93,9 @@ def _run(config: Config, files: ModelFiles, progress: Progress, say: Callable[[s
         server_state.write(directory, state)
         where = "private Redis" if redis is not None else without_password(config.directory.redis_url)
         seconds, asks = time.monotonic() - started, bool(config.http.api_keys or config.http.api_keys_file)
-        say(ready_block(url, cluster.metrics_url, model, found["replicas"], where, seconds, asks_for_keys=asks))
+        tells = not config.http.salt_per_key
+        what = (url, cluster.metrics_url, model, found["replicas"], where, seconds)
+        say(ready_block(*what, asks_for_keys=asks, tells_cached=tells))
         if not _is_known(found):
             problem = found["routing"]["directory"].get("problem") or f"{where} does not tell of all pools yet"
             say(f"Note: requests are routed by load only until the directory works: {problem}.")

@@ -50,7 +50,8 @@ def _ask(url: str, key: str) -> dict[str, Any]:
     ready = http_client.get(f"{url}/health/ready", 10.0)
     detail = http_client.get(f"{url}/debug/state", 10.0, key) if key else None
     known = detail.body if detail and detail.status == 200 else None
-    return _report(url, "" if ready.status == 200 else ready.error, known)
+    report = _report(url, "" if ready.status == 200 else ready.error, known)
+    return report | {"key_refused": detail is not None and detail.status == 401}
 
 
 def _show(report: dict[str, Any], has_key: bool) -> None:
@@ -58,7 +59,9 @@ def _show(report: dict[str, Any], has_key: bool) -> None:
     names = ", ".join(dict.fromkeys(f"{replica['model']} ({replica['mode']})" for replica in replicas))
     say(f"{report['url']}  {'ready' if report['ready'] else report['problem']}  {names}".rstrip())
     if not replicas:
-        if not has_key:
+        if report.get("key_refused"):
+            say("The server does not accept this admin key.")
+        elif not has_key:
             say(f"Set {KEY_VARIABLE} to the server's admin key to see its replicas.")
         return
     if report.get("metrics_url"):

@@ -15,7 +15,7 @@ KEY_VARIABLE = "KVATLAS_HTTP__ADMIN_KEY"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`url` without a slash at its end; `admin_key` empty where none is known; `state` None for a server named by --url."""
+    """`url` without a slash at its end; `admin_key` empty where none is known; `state` None for a server elsewhere."""
 
     url: str
     admin_key: str = field(repr=False)
@@ -34,4 +34,7 @@ def find(url: str | None, port: int | None) -> Target:
         return Target(state.url.rstrip("/"), state.admin_key, state)
     if port is not None:
         raise UsageError("--url and --port both name a server: give one of them.")
-    return Target(url.rstrip("/"), os.environ.get(KEY_VARIABLE, ""), None)
+    url = url.rstrip("/")
+    given = os.environ.get(KEY_VARIABLE, "")
+    here = [one for one in server_state.running(server_state.runtime_dir(os.environ)) if one.url.rstrip("/") == url]
+    return Target(url, given or (here[0].admin_key if here else ""), here[0] if here else None)

@@ -178,3 +178,23 @@ def test_the_server_running_here_is_found_with_its_key(kvatlas: Command, served_
     assert "r0" in _table(done)
     assert ADMIN_KEY not in done.stdout
     assert_one_sentence(kvatlas("status", "--url", served_url, "--port", str(port)), 2, "--url", "--port")
+
+
+def test_a_key_that_is_not_accepted_is_told(kvatlas: Command, served_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "wrong")
+    done = kvatlas("status", "--url", served_url)
+    assert "does not accept this admin key" in done.stdout
+
+
+def test_the_key_of_a_server_that_runs_here_is_found_by_its_url_too(
+    kvatlas: Command, served_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    monkeypatch.setenv("KVATLAS_RUNTIME_DIR", str(tmp_path))
+    host, _, port = served_url.rpartition("//")[2].partition(":")
+    state = server_state.here(host, int(port), served_url, "tiny", ADMIN_KEY)
+    server_state.write(tmp_path, replace(state, metrics_url="http://metrics"))  # which it knows once it is ready
+    done = kvatlas("status", "--url", served_url + "/")
+    assert "REPLICA" in done.stdout
+    monkeypatch.setenv(KEY_VARIABLE, "wrong")  # what is said beats what is found
+    assert "does not accept" in kvatlas("status", "--url", served_url).stdout

@@ -57,6 +57,13 @@ def test_with_keys_the_lines_send_one_that_is_not_printed() -> None:
         assert body_of(line.strip())["model"] == "demo"
 
 
+def test_where_answers_do_not_tell_what_was_cached_nothing_promises_it() -> None:
+    text = ready_block("http://x", "", "demo", [REPLICA], "private Redis", 1.0, tells_cached=False)
+    assert "cached" not in text
+    assert "Ask something" in text
+    assert "kvatlas stop" in text
+
+
 @pytest.mark.parametrize("model", ["demo", 'it\'s "odd" $HOME'])
 def test_the_chat_line_asks_for_the_capital(model: str) -> None:
     body = body_of(chat_curl("http://x", model))
