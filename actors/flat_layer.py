@@ -37,7 +37,7 @@ _WORST_RATIO = 1.5
 """How much further from float32 than its own code a flat layer may be."""
 _ROUNDING = 2.0**-7
 """What a result may be off in any case, relative: one code may happen to round luckily."""
-_TRIES = 8
+_TRIES = 3
 _SMALL = 0.03
 """Of the rows it is tried on; a norm's eps is still small beside their squares."""
 _PARTS = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
@@ -153,6 +153,8 @@ def _looks_flat(layer: Any) -> bool:
         return False
     if not _is_silu(getattr(mlp, "act_fn", None)):
         return False
+    if any(isinstance(value, float) for part in (layer, mlp) for value in vars(part).values()):
+        return False  # a factor of some kind
     known = [parameter for part in (*linears, *norms) for parameter in part.parameters()]
     groups = (linears[:3], linears[4:6])
     biased = [{one.bias is None for one in group} for group in groups]  # type: ignore[union-attr]

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 _DTYPES: dict[Mode, torch.dtype] = {"exact": torch.float32, "fast": torch.bfloat16}
 _PROBE_BLOCK_TOKENS = 8
 _PROBE_WINDOW_TOKENS = 512
-_TRACED = 3
+_TRACED = 8
 
 
 class PagedModel:
