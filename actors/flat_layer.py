@@ -153,7 +153,7 @@ def _looks_flat(layer: Any) -> bool:
         return False
     if not _is_silu(getattr(mlp, "act_fn", None)):
         return False
-    if any(isinstance(value, float) for part in (layer, mlp) for value in vars(part).values()):
+    if any(isinstance(value, float) for value in vars(layer).values()):
         return False  # a factor of some kind
     known = [parameter for part in (*linears, *norms) for parameter in part.parameters()]
     groups = (linears[:3], linears[4:6])
