@@ -66,12 +66,10 @@ class EngineDeployment:
 
     def __del__(self) -> None:
         """Serve calls this when the requests in progress are done: the last moment to give the region back."""
-        replica = getattr(self, "_replica", None)  # the constructor may have failed
-        if replica is not None:
-            replica.close()
-        trim = getattr(self, "_trim", None)
-        if trim is not None:
-            trim.close()
+        for name in ("_replica", "_trim"):  # the constructor may have failed
+            part = getattr(self, name, None)
+            if part is not None:
+                part.close()
 
 
 def _writer(redis_url: str) -> Callable[[Space], DirectoryWriter] | None:

@@ -94,10 +94,10 @@ class Ingress:
 
     def __del__(self) -> None:
         """Serve calls this when the requests in progress are done: the other routers hear at once that this one is gone."""
-        routing = getattr(self, "_routing", None)  # the app may never have been built
-        if routing is not None:
-            routing.close()
-        self._trim.close()
+        for name in ("_routing", "_trim"):  # the constructor may have failed, and the app may never have been built
+            part = getattr(self, name, None)
+            if part is not None:
+                part.close()
 
 
 def _api_settings(settings: IngressSettings, max_model_len: int) -> ApiSettings:
