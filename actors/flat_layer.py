@@ -142,9 +142,10 @@ def _looks_flat(layer: Any) -> bool:
     if set(dict(layer.named_children())) != _PARTS:
         return False
     attention, mlp = layer.self_attn, layer.mlp
-    linears = [getattr(attention, name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
-    linears += [getattr(mlp, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
-    if not all(map(is_plain, linears)) or not isinstance(getattr(attention, "layer_idx", None), int):
+    found = [getattr(attention, name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    found += [getattr(mlp, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    linears = [one for one in found if is_plain(one)]
+    if len(linears) < len(found) or not isinstance(getattr(attention, "layer_idx", None), int):
         return False
     norms = [layer.input_layernorm, layer.post_attention_layernorm]
     if not all(
@@ -157,8 +158,8 @@ def _looks_flat(layer: Any) -> bool:
         return False  # a factor of some kind
     known = [parameter for part in (*linears, *norms) for parameter in part.parameters()]
     groups = (linears[:3], linears[4:6])
-    biased = [{one.bias is None for one in group} for group in groups]  # type: ignore[union-attr]
-    sizes = [size for one in linears for size in one.weight.shape]  # type: ignore[union-attr]
+    biased = [{one.bias is None for one in group} for group in groups]
+    sizes = [size for one in linears for size in one.weight.shape]
     return (
         len(known) == len(list(layer.parameters()))
         and all(len(kinds) == 1 for kinds in biased)

@@ -2,8 +2,9 @@
 
 `load_model` reads the weights, learns the attention geometry from one traced pass (the model tells it, we do not guess
 config names), and proves on a small private pool that chunked and paged computing gives the model's own eager logits;
-else the model is refused. In bfloat16 on the CPU the linear layers are then packed (`packed_linear.py`) and the proof is
-repeated; what fails it is served unpacked. `PagedModel.bind` then points it at the real pool, and `forward` computes one step.
+else the model is refused. In bfloat16 on the CPU layers are then flattened (`flat_layer.py`) and linear layers packed
+(`packed_linear.py`), with the proof repeated after each; what fails it is undone. `PagedModel.bind` then points the model at the
+real pool, and `forward` computes one step.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class PagedModel:
         self._keep(pack(self._model, self._fill), "plain linear layers", ids, expected)
 
     def _flatten(self, calls: LayerCalls, shapes: Mapping[int, LayerShape]) -> Packing:
-        """Replace whole layers (`flat_layer.py`), each checked on the traced pass."""
+        """Replace whole layers (`flat_layer.py`), each checked by itself, called as in the traced pass."""
         self.bind(torch.zeros(1, *self.geometry(_PROBE_BLOCK_TOKENS).shape, dtype=self._model.dtype))
         assert self._attention is not None
         traced = [Piece(range(_TRACED), 0, [0], True)]

@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -126,7 +126,7 @@ def pack(model: nn.Module, fill: Fill = padded_rows) -> Packing:
         try:
             for parent in list(model.modules()):
                 for name, child in list(parent.named_children()):
-                    if is_plain(child) and isinstance(child, nn.Linear):
+                    if is_plain(child):
                         packed = PackedLinear(child, fill)
                         if _agree(child, packed):
                             setattr(parent, name, packed)
@@ -147,7 +147,7 @@ def supported() -> bool:
     return bool(operators._is_mkldnn_bf16_supported())
 
 
-def is_plain(linear: object) -> bool:
+def is_plain(linear: object) -> TypeGuard[nn.Linear]:
     """Whether it is a linear layer in bfloat16 on the CPU, without hooks or parametrisations that a replacement would lose."""
     if type(linear) is not nn.Linear:
         return False

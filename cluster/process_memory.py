@@ -1,15 +1,15 @@
 """What keeps a process of ours from growing under load: garbage is found soon, and free memory goes back.
 
 A stream that its client leaves is garbage in cycles, tens of kilobytes of it. Python looks for cycles among all old objects only
-when a quarter as many new ones have grown old, and an ingress that has imported everything has a million old objects: two
-hundred megabytes of garbage and a pause of half a second. `forget_start` takes what is there at the start out of that count and
-out of the search, so that it happens often and takes milliseconds.
+when a quarter as many new ones have grown old, and an ingress that has imported everything has a great many old objects.
+`forget_start` takes what is there at the start out of that count and out of the search, so that it happens often and is soon
+over.
 
 Thousands of streams a minute leave holes all over the heaps of a process: Ray allocates in many threads, and free memory goes
 back by itself only at a heap's end. So a process under load would go on growing for a quarter of an hour though it holds no
 more than in its first minute. `malloc_trim` gives back whole free pages anywhere in any heap.
 
-Costs a few milliseconds a pass, in which other threads wait if they allocate from the heap that is being looked at.
+While a heap is looked at, other threads that allocate from it wait.
 
 Limits: the GNU C library; with another one nothing is done.
 """
