@@ -5,7 +5,7 @@ A row is added at the end; when one is removed, the last takes its place. What t
 heard of. Numbers of replicas without bookings are taken back when there are many; then `generation` rises, and numbers asked
 for earlier mean nothing any more.
 
-Memory: 72 bytes a row beside the booking itself, 8 a replica; columns grow by doubling and do not shrink. Not thread-safe.
+Memory: 88 bytes a row beside the booking itself, 8 a replica; columns grow by doubling and do not shrink. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ _COLUMNS: Final = (
     kernels.REPLICA,
     kernels.OWED,
     kernels.ACCEPTED,
+    kernels.STARTED,
+    kernels.ENDED,
 )
 
 
@@ -46,7 +48,7 @@ class Booking:
     """One request at one replica, of this process (`origin` empty) or of another router.
 
     `packed`: all keys of the prompt's full blocks, or the rungs of a ladder. `accepted_at` is infinite until the replica took
-    it. Times are monotonic seconds. `row` is the table's.
+    it, `started_at` until the first token, `ended_at` until the request ends. Times are monotonic seconds. `row` is the table's.
     """
 
     request_id: str
@@ -57,10 +59,16 @@ class Booking:
     booked_at: float
     origin: str = ""
     accepted_at: float = math.inf
-    started: bool = False
+    started_at: float = math.inf
+    ended_at: float = math.inf
     blocks: int = 0
     rungs: int = 0
     row: int = field(default=-1, repr=False)
+
+    @property
+    def started(self) -> bool:
+        """Whether the first token has come."""
+        return self.started_at < math.inf
 
     @property
     def owed_tokens(self) -> int:
@@ -134,9 +142,12 @@ class BookingTable:
         self.note(booking)
 
     def note(self, booking: Booking) -> None:
-        """What the booking owes, or when it was accepted, has changed."""
-        self._cells[kernels.OWED][booking.row] = booking.owed_tokens
+        """What the booking owes has changed, or when it was accepted, started or ended."""
+        has_ended = booking.ended_at < math.inf
+        self._cells[kernels.OWED][booking.row] = booking.uncached_tokens if has_ended else booking.owed_tokens
         self._cells[kernels.ACCEPTED][booking.row] = booking.accepted_at
+        self._cells[kernels.STARTED][booking.row] = booking.started_at
+        self._cells[kernels.ENDED][booking.row] = booking.ended_at
 
     def remove(self, booking: Booking) -> None:
         """Takes the row of `booking` back."""
@@ -156,7 +167,7 @@ class BookingTable:
         """Returns for each replica of `roll` the leading `keys` (packed) that bookings there promise, tokens owed, and requests.
 
         At least the `blocks` that are known are promised. Tokens and requests are those of bookings accepted after `since`, which
-        holds no NaN, or not yet.
+        holds no NaN, or not yet, and not ended.
         """
         numbers, count = self._numbers_of(roll)
         columns = np.empty((4, count), np.int64)  # one array, because asking for an address takes longer than a copy
@@ -176,10 +187,10 @@ class BookingTable:
         wait, booked ones that owe prompt tokens among them.
 
         `depths`: what the mirror lists of the prompt with these packed `keys`. Bookings are counted in all columns but that of
-        tokens listed.
+        tokens listed, and what has ended since the heartbeat in none.
         """
         numbers, count = self._numbers_of(known.roll)
-        columns = np.empty((8, count), np.int64)
+        columns = np.zeros((11, count), np.int64)
         kernels.see_candidates(
             *(self._address, numbers, count, known.since, known.loads, known.slots),
             *(address_of_array(depths), len(depths)),
@@ -226,7 +237,8 @@ class BookingTable:
     def _note_addresses(self) -> None:
         for name, column in self._columns.items():
             self._record[name // 8] = column.ctypes.data
-            cells: Any = column.view(np.float64) if name == kernels.ACCEPTED else column
+            is_time = name in (kernels.ACCEPTED, kernels.STARTED, kernels.ENDED)
+            cells: Any = column.view(np.float64) if is_time else column
             self._cells[name] = memoryview(cells)
         self._record[kernels.PLACES // 8] = self._places.ctypes.data
         self._address = self._record.ctypes.data

@@ -15,17 +15,24 @@ The keys of a booked prompt are promised: the replica has them or is about to co
 the same prefix waits for them there instead of computing them again. They are promised by that replica alone, also where others
 share its pool: those have a block once it is sealed, and do not wait for one that is being computed.
 
+A request that has ended counts no more, also where the newest report is from before its end and still contains it: that is
+taken off the report. Without it, a replica that answers one short request after the other would look busy all the time. What it
+computed is promised for `LINGER_S` longer, because the directory hears of a block a moment after the client has the
+answer, and a conversation's next turn may be faster.
+
 Other routers' bookings stand in the same table, under their origin and the request's id. They bring a ladder of keys in place
 of all (`booking_event.py`). When they were accepted is not known: they count as accepted when they were heard of. One that is
 older than `REMOTE_LIFE_S` is dropped, because whoever made it may be gone without a word.
 
-Memory is bounded by the requests in flight. Booking and releasing cost the same whatever the length of the prompt, a few
-microseconds; what `survey` costs, `kernels/booking_columns.py` says. Not thread-safe: the owner holds a lock.
+Memory is bounded by the requests in flight and those that ended within `LINGER_S`. Booking and releasing cost the same whatever
+the length of the prompt, a few microseconds; what `survey` costs, `kernels/booking_columns.py` says. Not thread-safe: the owner
+holds a lock.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -38,6 +45,8 @@ from router.booking_table import Booking, BookingTable, IntArray, Reported, Roll
 
 SETTLE_S: Final = 0.1
 REMOTE_LIFE_S: Final = 600.0
+LINGER_S: Final = 0.5
+"""The directory shows a block within some tens of milliseconds; a report is sent within 0.05 s of a change."""
 
 
 class Bookings:
@@ -48,6 +57,7 @@ class Bookings:
         self._own: dict[str, Booking] = {}
         self._remote: dict[str, dict[str, Booking]] = {}  # by origin, each the longest known first
         self._at: dict[str, dict[str, Booking]] = {}  # this process's, by replica
+        self._over: deque[Booking] = deque()  # ended, of any router, the longest ago first
 
     def __len__(self) -> int:
         return len(self._own)
@@ -58,7 +68,7 @@ class Bookings:
     @property
     def remote(self) -> int:
         """How many bookings of other routers are known."""
-        return len(self._table.bookings) - len(self._own)
+        return len(self._table.bookings) - len(self._own) - len(self._over)
 
     def find(self, request_id: str) -> Booking | None:
         """Returns the booking of a request; its owner changes it only through the methods here."""
@@ -99,7 +109,7 @@ class Bookings:
         before = (booking.replica_id, booking.owed_tokens)
         if booking.replica_id != replica_id:
             self.release(request_id)
-            booking.replica_id, booking.accepted_at, booking.started = replica_id, math.inf, False
+            booking.replica_id, booking.accepted_at, booking.started_at = replica_id, math.inf, math.inf
             self._add(booking)
         if booking.accepted_at == math.inf:
             booking.accepted_at = now
@@ -107,27 +117,32 @@ class Bookings:
         self._table.note(booking)
         return before != (booking.replica_id, booking.owed_tokens)
 
-    def start(self, request_id: str) -> bool:
+    def start(self, request_id: str, now: float) -> bool:
         """The first token has come: its prompt is computed. Returns whether that was new."""
-        return self._start(self._own.get(request_id))
+        return self._start(self._own.get(request_id), now)
+
+    def finish(self, request_id: str, now: float) -> bool:
+        """The request has ended, on whatever path. Returns whether it was booked."""
+        booking = self._taken(request_id)
+        if booking is not None:
+            self._end(booking, now)
+        return booking is not None
 
     def release(self, request_id: str) -> bool:
-        """The request has ended, on whatever path. Returns whether it was booked."""
-        booking = self._own.pop(request_id, None)
-        if booking is None:
-            return False
-        there = self._at[booking.replica_id]
-        del there[request_id]
-        if not there:
-            del self._at[booking.replica_id]
-        self._table.remove(booking)
-        return True
+        """The booking is void, and what it promised with it. Returns whether there was one."""
+        booking = self._taken(request_id)
+        if booking is not None:
+            self._table.remove(booking)
+        return booking is not None
 
     def drop_replica(self, replica_id: str) -> list[str]:
         """The replica is gone, and what any router booked there with it. Returns the requests of this process."""
         for origin, known in list(self._remote.items()):
             for request_id in [name for name, booking in known.items() if booking.replica_id == replica_id]:
                 self.release_remote(origin, request_id)
+        for booking in [one for one in self._over if one.replica_id == replica_id]:
+            self._over.remove(booking)
+            self._table.remove(booking)
         return self._release_all(replica_id)
 
     def keep_replicas(self, replica_ids: Sequence[str]) -> list[str]:
@@ -151,23 +166,28 @@ class Bookings:
         self.release_remote(origin, request_id)
         packed, blocks = packed_ladder(ladder), ladder[-1][0] if ladder else 0
         booking = Booking(
-            request_id, replica_id, owed_tokens, owed_tokens, packed, now, origin, now, False, blocks, len(ladder)
+            *(request_id, replica_id, owed_tokens, owed_tokens, packed, now, origin, now),
+            blocks=blocks,
+            rungs=len(ladder),
         )
         self._remote.setdefault(origin, {})[request_id] = booking
         self._table.add(booking)
 
-    def start_remote(self, origin: str, request_id: str) -> None:
+    def start_remote(self, origin: str, request_id: str, now: float) -> None:
         """Its first token has come."""
-        self._start(self._remote.get(origin, {}).get(request_id))
+        self._start(self._remote.get(origin, {}).get(request_id), now)
+
+    def finish_remote(self, origin: str, request_id: str, now: float) -> None:
+        """It has ended."""
+        booking = self._taken_remote(origin, request_id)
+        if booking is not None:
+            self._end(booking, now)
 
     def release_remote(self, origin: str, request_id: str) -> None:
-        """It has ended."""
-        known = self._remote.get(origin, {})
-        booking = known.pop(request_id, None)
+        """The booking is void."""
+        booking = self._taken_remote(origin, request_id)
         if booking is not None:
             self._table.remove(booking)
-            if not known:
-                del self._remote[origin]
 
     def drop_origin(self, origin: str) -> None:
         """That router is gone, or what is known of it is worthless: its bookings with it."""
@@ -175,7 +195,11 @@ class Bookings:
             self._table.remove(booking)
 
     def tidy(self, now: float) -> None:
-        """Drops remote bookings that are too old, and gives back what replicas that are gone took. For about once a second."""
+        """Drops remote bookings that are too old and promises of what has ended, and gives back what replicas that are gone took.
+
+        For about once a second.
+        """
+        self._forget(now)
         for origin, known in list(self._remote.items()):
             for request_id, booking in list(known.items()):
                 if now - booking.booked_at <= REMOTE_LIFE_S:
@@ -210,12 +234,43 @@ class Bookings:
         self._at.setdefault(booking.replica_id, {})[booking.request_id] = booking
         self._table.add(booking)
 
-    def _start(self, booking: Booking | None) -> bool:
+    def _start(self, booking: Booking | None, now: float) -> bool:
         if booking is None or booking.started:
             return False
-        booking.started = True
+        booking.started_at = now
         self._table.note(booking)
         return True
+
+    def _taken(self, request_id: str) -> Booking | None:
+        """Returns the booking of a request of this process, which is none any more; it still has its row."""
+        booking = self._own.pop(request_id, None)
+        if booking is not None:
+            there = self._at[booking.replica_id]
+            del there[request_id]
+            if not there:
+                del self._at[booking.replica_id]
+        return booking
+
+    def _taken_remote(self, origin: str, request_id: str) -> Booking | None:
+        known = self._remote.get(origin, {})
+        booking = known.pop(request_id, None)
+        if booking is not None and not known:
+            del self._remote[origin]
+        return booking
+
+    def _end(self, booking: Booking, now: float) -> None:
+        """What has no first token has promised nothing that is there: it goes at once."""
+        self._forget(now)
+        if booking.started:
+            booking.ended_at = now
+            self._table.note(booking)
+            self._over.append(booking)
+        else:
+            self._table.remove(booking)
+
+    def _forget(self, now: float) -> None:
+        while self._over and self._over[0].ended_at <= now - LINGER_S:
+            self._table.remove(self._over.popleft())
 
     def _release_all(self, replica_id: str) -> list[str]:
         lost = list(self._at.get(replica_id, ()))

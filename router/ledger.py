@@ -61,14 +61,20 @@ class Ledger:
             if self._bookings.move(request_id, replica_id, cached_tokens, now) or is_new:
                 self._tell_booked(request_id)
 
-    def start(self, request_id: str) -> None:
+    def start(self, request_id: str, now: float) -> None:
         """Its first token has come."""
         with self._lock:
-            if self._bookings.start(request_id):
+            if self._bookings.start(request_id, now):
                 self._tell(BookingEvent("start", request_id))
 
-    def release(self, request_id: str) -> None:
+    def finish(self, request_id: str, now: float) -> None:
         """It has ended."""
+        with self._lock:
+            if self._bookings.finish(request_id, now):
+                self._tell(BookingEvent("release", request_id))
+
+    def release(self, request_id: str) -> None:
+        """Its booking is void."""
         with self._lock:
             if self._bookings.release(request_id):
                 self._tell(BookingEvent("release", request_id))
@@ -104,9 +110,9 @@ class Ledger:
                 self._bookings.book_remote(origin, *told, now)
                 self._waits.booked(event.request_id)
             elif event.kind == "start":
-                self._bookings.start_remote(origin, event.request_id)
+                self._bookings.start_remote(origin, event.request_id, now)
             else:
-                self._bookings.release_remote(origin, event.request_id)
+                self._bookings.finish_remote(origin, event.request_id, now)
 
     def drop_origin(self, origin: str) -> None:
         """That router is gone, or some of what it told was missed."""

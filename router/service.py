@@ -320,7 +320,7 @@ class RouteService:
     def _start(self, ticket: Ticket) -> None:
         with self._lock:
             if self._tickets.get(ticket.request_id) is ticket:
-                self._ledger.start(ticket.request_id)
+                self._ledger.start(ticket.request_id, self._now())
 
     def _learn(self, ticket: Ticket) -> None:
         """Gives the calibration the time to the first token; once a request, and only of a decision that saw the load."""
@@ -355,7 +355,7 @@ class RouteService:
         with self._lock:
             if self._tickets.get(ticket.request_id) is ticket:
                 del self._tickets[ticket.request_id]
-                self._ledger.release(ticket.request_id)
+                self._ledger.finish(ticket.request_id, self._now())
 
     def _leave_to_serve(self, request_id: str) -> None:
         decision = self._chooser.by_load((), "error in the router")

@@ -6,6 +6,9 @@ so two prompts with an equal key agree in all keys before it: the length of what
 booking promises more than is known already is one comparison, of the key just behind that. So of many bookings with one
 prefix all but the first cost one comparison each.
 
+A request that has ended keeps its row a little while. It counts for nothing, promises what it computed, and what a report from
+before its end says of it is taken off that report.
+
 A booking of this process has all its keys (`RUNGS` 0), one of another router a ladder: some of its keys, each with its number
 of blocks. What a ladder promises is its highest rung that agrees: never too much, at worst half of what is shared.
 
@@ -26,12 +29,16 @@ from kvpool.kernels.atomics import get, get_half, put
     KEYS,  # address of packed keys; of a ladder, of its rungs: number of blocks, then the two halves of the key
     RUNGS,  # 0, or the number of rungs
     REPLICA,  # number of the replica
-    OWED,  # prompt tokens
+    OWED,  # prompt tokens; once it has ended, those it owed before its first token
     ACCEPTED,  # bits of the time, of infinity before it is accepted
+    STARTED,  # bits of the time of the first token, of infinity before it
+    ENDED,  # bits of the time, of infinity before it ends
     PLACES,  # by replica number: -1; while a question is answered, the candidate's place
     WORDS,
-) = range(0, 8 * 10, 8)
+) = range(0, 8 * 12, 8)
 RUNG_BYTES = 24
+NEVER = 0x7FF0 << 48
+"""The bits of infinity."""
 
 
 @inner
@@ -95,20 +102,31 @@ def _sum(
     """Adds to the `tokens` and `requests` of candidates, and raises their `blocks`. Returns the number of rows looked at.
 
     `waiting` 0: all requests count as such. Else those that owe prompt tokens count there. `reported` 0: no doubt. Else what was
-    accepted up to that time is added to three columns at `doubtful` instead: tokens, requests that wait, requests that run.
+    accepted up to that time is added to three columns at `doubtful` instead: tokens, requests that wait, requests that run. And
+    of what has ended since, what the report may contain, to the three columns behind those.
     """
     places = get(record + PLACES)
     for place in range(candidates):
         put(places + 8 * get(numbers + 8 * place), place)
     rows = get(record + COUNT)
     replica, accepted, owed = get(record + REPLICA), get(record + ACCEPTED), get(record + OWED)
+    started, ended = get(record + STARTED), get(record + ENDED)
     first, length = get(record + FIRST), get(record + BLOCKS)
     asked_first = get(asked) if asked_blocks else 0
     for row in range(0, 8 * rows, 8):
         place = get(places + 8 * get(replica + row))
         if place < 0:
             continue
-        if reported != 0 and get(since + 8 * place) < get(accepted + row) <= get(reported + 8 * place):
+        if get(ended + row) < NEVER:
+            if reported != 0 and get(accepted + row) <= get(reported + 8 * place) < get(ended + row):
+                at = doubtful + 8 * (3 * candidates + place)
+                if get(started + row) <= get(reported + 8 * place):
+                    at += 16 * candidates
+                else:
+                    put(at, get(at) + get(owed + row))
+                    at += 8 * candidates
+                put(at, get(at) + 1)
+        elif reported != 0 and get(since + 8 * place) < get(accepted + row) <= get(reported + 8 * place):
             at = doubtful + 8 * place
             put(at, get(at) + get(owed + row))
             at += 8 * candidates * (1 if get(owed + row) > 0 else 2)
@@ -174,7 +192,8 @@ def see_candidates(
 
     `loads`: eight columns, as reported: tokens queued, requests that run, one that is not looked at, requests that wait, and last
     the bits of the time of the report. Of what was accepted since `since` and up to then the report may contain everything or
-    nothing: the larger of the report and that counts, not their sum. `out` has room for three more columns.
+    nothing: the larger of the report and that counts, not their sum. What has ended since the report is no longer in it.
+    Behind the five columns are six of zeros, which are written to as well.
     `slots`: where the candidates' pools stand in `depths`, `depth_count` 32-bit numbers of blocks; what stands outside has
     none. The rest as in `sum_bookings`.
     """
@@ -188,19 +207,21 @@ def see_candidates(
         put(at + 2 * column, get(loads + column + 8 * place))
         put(at + 3 * column, min(most, block_tokens * blocks))
         put(at + 4 * column, get(loads + 3 * column + 8 * place))
-        put(at + 5 * column, 0)
-        put(at + 6 * column, 0)
-        put(at + 7 * column, 0)
     running, waiting, doubtful, reported = out + 2 * column, out + 4 * column, out + 5 * column, loads + 7 * column
     tokens = out + column
     rows = _sum(
         record, numbers, candidates, since, asked, asked_blocks, out, tokens, running, waiting, reported, doubtful
     )
     for place in range(0, column, 8):
-        runs = get(loads + column + place)
-        known = runs + get(loads + 3 * column + place)
-        put(tokens + place, get(tokens + place) + max(0, get(doubtful + place) - get(loads + place)))
-        put(waiting + place, get(waiting + place) + max(0, get(doubtful + column + place) - known))
-        put(running + place, get(running + place) + max(0, get(doubtful + 2 * column + place) - runs))
+        over = doubtful + 3 * column + place
+        queued = max(0, get(loads + place) - get(over))
+        more = max(queued, get(doubtful + place)) - get(loads + place)
+        put(tokens + place, get(tokens + place) + more)
+        waits = max(0, get(loads + 3 * column + place) - get(over + column))
+        runs = max(0, get(loads + column + place) - get(over + 2 * column))
+        more = waits - get(loads + 3 * column + place) + max(0, get(doubtful + column + place) - runs - waits)
+        put(waiting + place, get(waiting + place) + more)
+        more = max(runs, get(doubtful + 2 * column + place)) - get(loads + column + place)
+        put(running + place, get(running + place) + more)
         put(out + place, min(most, block_tokens * get(out + place)))
     return rows

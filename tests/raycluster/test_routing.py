@@ -88,7 +88,8 @@ def test_metrics_answers_and_status_tell_the_same_hits(served: Served) -> None:
     queried = sum(usage["prompt_tokens"] for usage in usages)
     cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
     predicted = sum(int(re.findall(r"predicted_tokens=(\d+)", one.headers["x-kvatlas-route"])[0]) for one in answers)
-    assert cached >= 4 * 4 * 320
+    routes = [answer.headers["x-kvatlas-route"] for answer in answers]
+    assert cached >= 4 * 4 * 320, "\n".join(routes)
     routing = served.state()["routing"]
     assert routing["queried_tokens"] - routing_before["queried_tokens"] == queried
     assert routing["measured_tokens"] - routing_before["measured_tokens"] == cached

@@ -6,6 +6,7 @@ import math
 import random
 
 import numpy as np
+import pytest
 
 from router import booking_table
 from router.booking_table import Booking, BookingTable, Roll, reported
@@ -60,9 +61,12 @@ def test_what_a_booking_owes_and_when_it_was_accepted_may_change() -> None:
         table.note(one)
         _, _, requests = table.survey(roll, np.array([since]), b"", np.zeros(1, np.int64))
         assert requests.tolist() == [wanted]
-    one.started = True
+    one.started_at = 6.0
     table.note(one)
     assert sums(table, roll) == [(0, 1)]
+    one.ended_at = 7.0
+    table.note(one)
+    assert sums(table, roll) == [(0, 0)]
 
 
 def test_numbers_of_replicas_that_are_gone_are_taken_back() -> None:
@@ -129,3 +133,44 @@ def test_what_a_report_may_contain_already_is_not_counted_twice() -> None:
     words[7] = np.full(2, 2.45).view(np.int64)  # accepted after both reports
     seen = table.see(reported(roll, slots, slots.ctypes.data, words), np.zeros(1, np.int32), b"", 16, 70)
     assert (seen[1].tolist(), seen[4].tolist()) == ([2 * owed, owed], [2, 1])
+
+
+@pytest.mark.parametrize(
+    ("accepted_at", "started_at", "ended_at", "wanted"),
+    [
+        (1.0, 1.5, 2.6, (40, 0, 1)),  # decoded at the time of the report, and is over
+        (2.45, 2.5, 2.6, (40, 0, 1)),
+        (1.0, 2.55, 2.6, (20, 1, 0)),  # owed its 20 tokens then
+        (1.0, 1.5, 2.5, (40, 1, 1)),  # over before the report: that cannot contain it
+        (2.55, 2.56, 2.6, (40, 1, 1)),  # accepted after it
+    ],
+)
+def test_what_ended_after_a_report_is_taken_off_it(
+    accepted_at: float, started_at: float, ended_at: float, wanted: tuple[int, int, int]
+) -> None:
+    """`wanted`: tokens queued, requests that run and that wait, of a report that tells of 40, 1 and 1."""
+    table = BookingTable()
+    one = booking(20, "r0")
+    one.accepted_at, one.started_at, one.ended_at = accepted_at, started_at, ended_at
+    table.add(one)
+    slots, words = np.zeros(1, np.int64), np.array([[40], [1], [0], [1], [0], [0], [0], [0]], np.int64)
+    words[2], words[7] = np.array([2.4]).view(np.int64), np.array([2.5]).view(np.int64)
+    seen = table.see(reported(Roll(("r0",)), slots, slots.ctypes.data, words), np.zeros(1, np.int32), b"", 16, 70)
+    assert (int(seen[1][0]), int(seen[2][0]), int(seen[4][0])) == wanted
+
+
+def test_nothing_is_taken_off_twice() -> None:
+    """Three that ended, two that go on, and a report that tells of fewer: never below none, nor below what goes on."""
+    table = BookingTable()
+    for number in range(5):
+        one = booking(20 + number, "r0")
+        one.accepted_at = 2.45
+        if number < 3:
+            one.started_at, one.ended_at = 2.47, 2.6
+        elif number == 3:
+            one.started_at = 2.48
+        table.add(one)
+    slots, words = np.zeros(1, np.int64), np.array([[10], [2], [0], [0], [0], [0], [0], [0]], np.int64)
+    words[2], words[7] = np.array([2.4]).view(np.int64), np.array([2.5]).view(np.int64)
+    seen = table.see(reported(Roll(("r0",)), slots, slots.ctypes.data, words), np.zeros(1, np.int32), b"", 16, 70)
+    assert (int(seen[1][0]), int(seen[2][0]), int(seen[4][0])) == (24, 1, 1)

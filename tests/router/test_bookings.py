@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from router.booking_event import ladder_of
 from router.booking_table import Roll
-from router.bookings import REMOTE_LIFE_S, SETTLE_S, Bookings
+from router.bookings import LINGER_S, REMOTE_LIFE_S, SETTLE_S, Bookings
 
 REPLICAS = ("a", "b")
 REQUESTS = tuple(f"q{number}" for number in range(6))
@@ -65,6 +65,7 @@ class Machine(RuleBasedStateMachine):
         self.bookings = Bookings()
         self.known: dict[str, Known] = {}
         self.remote: dict[tuple[str, str], Known] = {}
+        self.over: list[tuple[float, Known, bool]] = []
         self.now = 10.0
         self.reported_at: dict[str, float | None] = dict.fromkeys(REPLICAS)
 
@@ -97,7 +98,7 @@ class Machine(RuleBasedStateMachine):
     @rule(request=st.sampled_from(REQUESTS))
     def start(self, request: str) -> None:
         known = self.known.get(request)
-        assert self.bookings.start(request) == (known is not None and not known.started)
+        assert self.bookings.start(request, self.now) == (known is not None and not known.started)
         if known is not None:
             known.started = True
 
@@ -106,8 +107,28 @@ class Machine(RuleBasedStateMachine):
         assert self.bookings.release(request) == (request in self.known)
         self.known.pop(request, None)
 
+    @rule(request=st.sampled_from(REQUESTS))
+    def finish(self, request: str) -> None:
+        assert self.bookings.finish(request, self.now) == (request in self.known)
+        self._end(self.known.pop(request, None), is_remote=False)
+
+    @rule(origin=st.sampled_from(ORIGINS), request=st.sampled_from(REQUESTS))
+    def finish_remote(self, origin: str, request: str) -> None:
+        self.bookings.finish_remote(origin, request, self.now)
+        self._end(self.remote.pop((origin, request), None), is_remote=True)
+
+    def _end(self, known: Known | None, is_remote: bool) -> None:
+        if known is not None:
+            self._forget()
+            if known.started:
+                self.over.append((self.now, known, is_remote))
+
+    def _forget(self) -> None:
+        self.over = [one for one in self.over if one[0] > self.now - LINGER_S]
+
     @rule(replica=st.sampled_from(REPLICAS))
     def drop(self, replica: str) -> None:
+        self.over = [one for one in self.over if one[1].replica_id != replica]
         lost = {name for name, one in self.known.items() if one.replica_id == replica}
         assert set(self.bookings.drop_replica(replica)) == lost
         self.known = {name: one for name, one in self.known.items() if name not in lost}
@@ -133,7 +154,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(origin=st.sampled_from(ORIGINS), request=st.sampled_from(REQUESTS))
     def start_remote(self, origin: str, request: str) -> None:
-        self.bookings.start_remote(origin, request)
+        self.bookings.start_remote(origin, request, self.now)
         if (origin, request) in self.remote:
             self.remote[origin, request].started = True
 
@@ -147,13 +168,14 @@ class Machine(RuleBasedStateMachine):
         self.bookings.drop_origin(origin)
         self.remote = {name: one for name, one in self.remote.items() if name[0] != origin}
 
-    @rule(passed=st.sampled_from([0.01, SETTLE_S / 2, SETTLE_S, 1.0, REMOTE_LIFE_S / 2]))
+    @rule(passed=st.sampled_from([0.01, LINGER_S, SETTLE_S / 2, SETTLE_S, 1.0, REMOTE_LIFE_S / 2]))
     def wait(self, passed: float) -> None:
         self.now += passed
 
     @rule()
     def tidy(self) -> None:
         self.bookings.tidy(self.now)
+        self._forget()
         self.remote = {
             name: one
             for name, one in self.remote.items()
@@ -172,6 +194,9 @@ class Machine(RuleBasedStateMachine):
         for origin in ORIGINS:
             self.drop_origin(origin)
         assert (len(self.bookings), self.bookings.remote) == (0, 0)
+        self.now += LINGER_S
+        self.bookings.tidy(self.now)
+        self.over = []
         assert load(self.bookings, REPLICAS, [None] * 2) == [(0, 0)] * 2
         assert promised(self.bookings, REPLICAS, chain((0, 0))) == [0, 0]
 
@@ -199,6 +224,11 @@ class Machine(RuleBasedStateMachine):
                         [known]
                         + [_common(asked, one.path) for one in self.known.values() if one.replica_id == replica]
                         + [_climbed(asked, one.path) for one in self.remote.values() if one.replica_id == replica]
+                        + [
+                            (_climbed if is_remote else _common)(asked, one.path)
+                            for _, one, is_remote in self.over
+                            if one.replica_id == replica
+                        ]
                     )
                     for replica in REPLICAS
                 ]
@@ -244,14 +274,14 @@ def test_a_report_contains_what_was_accepted_long_enough_before_it() -> None:
 def test_a_started_request_owes_no_prompt_tokens_but_decodes() -> None:
     bookings = Bookings()
     bookings.book("q", "a", 100, 0, b"", 10.0)
-    bookings.start("q")
-    bookings.start("q")
+    bookings.start("q", 10.5)
+    bookings.start("q", 10.6)
     assert load(bookings, ["a"], [None]) == [(0, 1)]
     bookings.move("q", "a", 50, 11.0)
     assert load(bookings, ["a"], [None]) == [(0, 1)]
 
 
-def test_a_promise_ends_with_its_last_request() -> None:
+def test_a_promise_ends_with_the_last_request_that_computes_it() -> None:
     bookings = Bookings()
     for request, path in (("one", (1, 2)), ("same", (1, 2, 3)), ("other", (7,))):
         bookings.book(request, "a", 48, 0, chain(path), 10.0)
@@ -261,6 +291,43 @@ def test_a_promise_ends_with_its_last_request() -> None:
         bookings.release(request)
     assert found == [[3], [2], [0]]
     assert promised(bookings, ["a"], chain((7,))) == [0]
+
+
+def test_what_was_computed_is_promised_a_little_longer_and_counts_for_nothing() -> None:
+    bookings = Bookings()
+    for request in ("computed", "left"):
+        bookings.book(request, "a", 48, 0, chain((1, 2, 3) if request == "computed" else (7,)), 10.0)
+        bookings.move(request, "a", 0, 10.0)
+    bookings.start("computed", 10.1)
+    assert bookings.finish("computed", 10.2)
+    assert bookings.finish("left", 10.2)
+    assert not bookings.finish("computed", 10.3)
+    assert (len(bookings), bookings.remote, bookings.knows("computed")) == (0, 0, False)
+    assert load(bookings, ["a"], [None]) == [(0, 0)]
+    assert promised(bookings, ["a"], chain((1, 2, 3))) == [3]
+    assert promised(bookings, ["a"], chain((7,))) == [0]  # it left before that was computed
+    bookings.tidy(10.19 + LINGER_S)
+    assert promised(bookings, ["a"], chain((1, 2, 3))) == [3]
+    bookings.tidy(10.21 + LINGER_S)
+    assert promised(bookings, ["a"], chain((1, 2, 3))) == [0]
+
+
+def test_a_replica_that_died_holds_nothing_of_what_it_computed() -> None:
+    bookings = Bookings()
+    bookings.book("q", "a", 48, 0, chain((1, 2, 3)), 10.0)
+    bookings.start("q", 10.1)
+    bookings.finish("q", 10.2)
+    bookings.drop_replica("a")
+    assert bookings.reach(chain((1, 2, 3)), 0) == 0
+
+
+def test_what_has_ended_does_not_grow() -> None:
+    bookings = Bookings()
+    for number in range(10_000):
+        bookings.book("q", "a", 48, 0, chain((1, 2, 3)), number / 100)
+        bookings.start("q", number / 100)
+        bookings.finish("q", number / 100)
+    assert len(bookings._table.bookings) <= 100 * LINGER_S + 1
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 4, 7, 8, 9, 100])
@@ -290,7 +357,7 @@ def test_two_routers_may_use_one_request_id() -> None:
     bookings.book("q", "a", 100, 0, b"", 10.0)
     for origin, owed in (("there", 10), ("elsewhere", 1)):
         bookings.book_remote(origin, "q", "a", owed, (), 10.0)
-    bookings.start_remote("there", "q")
+    bookings.start_remote("there", "q", 10.5)
     assert load(bookings, ["a"], [None]) == [(101, 3)]
     bookings.release("q")
     bookings.release_remote("elsewhere", "q")

@@ -31,13 +31,14 @@ def test_what_changes_nothing_is_not_told() -> None:
     told: list[BookingEvent] = []
     ledger = Ledger(told.append)
     ledger.release("q")
-    ledger.start("q")
+    ledger.finish("q", 1.0)
+    ledger.start("q", 1.0)
     ledger.drop_replica("a")
     ledger.keep_replicas([])
     ledger.book("q", "a", 100, 20, b"", 1.0)
     ledger.accept("q", "a", 100, 20, b"", 1.0)
-    ledger.start("q")
-    ledger.start("q")
+    ledger.start("q", 1.0)
+    ledger.start("q", 1.0)
     ledger.accept("q", "a", 100, 40, b"", 1.0)  # it owes nothing any more
     assert [event.kind for event in told] == ["book", "start"]
 
@@ -81,8 +82,8 @@ def test_threads_leave_sums_at_zero_and_tell_in_order() -> None:
             request_id = f"{name}{number % 3}"
             ledger.book(request_id, "a", 10, 0, packed([number % 2, 7]), 1.0)
             ledger.reach(packed([1, 7]), 0)
-            ledger.start(request_id)
-            ledger.release(request_id)
+            ledger.start(request_id, 1.0)
+            ledger.finish(request_id, 1.0)
 
     threads = [threading.Thread(target=work, args=(name,)) for name in "xyz"]
     for thread in threads:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.bookings import SETTLE_S
+from router.bookings import LINGER_S, SETTLE_S
 from router.route_config import RouteConfig
 from tests.router.scene import BLOCK_TOKENS, BOTH, FRESH_S, Scene, keys, outcomes, scene_with_prefix
 
@@ -37,6 +37,42 @@ def test_what_a_request_computes_is_a_prefix_before_the_directory_knows() -> Non
         first.started()
         decision = scene.service.route("next", BOTH)
         assert (decision.replica_id, decision.predicted_tokens, decision.outcome) == (there, 32, "prefix_hit")
+
+
+def test_the_next_turn_finds_its_prefix_though_it_is_faster_than_the_directory() -> None:
+    scene = scene_with_prefix()
+    with scene.service.ticket("first", keys(50, 51, 52), 50, 16) as first:
+        there = scene.route("first")
+        scene.service.routed("first", there)
+        first.started()
+    with scene.service.ticket("next", keys(50, 51, 52, 53), 70, 16):
+        scene.now += LINGER_S / 2
+        decision = scene.service.route("next", BOTH)
+        assert (decision.replica_id, decision.predicted_tokens, decision.outcome) == (there, 48, "prefix_hit")
+        scene.now += LINGER_S
+        scene.service.report_levels()
+        assert scene.service.route("next", BOTH).predicted_tokens == 0
+
+
+def test_a_replica_whose_report_is_older_than_the_end_of_its_work_is_idle() -> None:
+    """Short requests one after the other: each report is from the middle of one, and the next must not go elsewhere for it."""
+    scene = Scene()
+    for replica_id in BOTH:
+        scene.hear(replica_id)
+    homes = set()
+    for number in range(20):
+        with scene.service.ticket(f"q{number}", keys(50, 51, number), 40, 16) as ticket:
+            homes.add(there := scene.route(ticket.request_id))
+            scene.service.routed(ticket.request_id, there)
+            scene.now += 0.01
+            ticket.admitted(there, 32 if number else 0)
+            ticket.started()
+            scene.now += 0.01
+            scene.hear(there, running=1)
+            scene.now += 0.01
+        view = scene.service.explain(keys(50, 51), 40, 16, BOTH).view
+        assert view.running.tolist() == view.waiting.tolist() == view.queued_tokens.tolist() == [0, 0]
+    assert len(homes) == 1
 
 
 def test_a_booking_counts_until_a_later_heartbeat_contains_it() -> None:

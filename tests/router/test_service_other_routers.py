@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from router.booking_event import BookingEvent, ladder_of
-from router.bookings import REMOTE_LIFE_S
+from router.bookings import LINGER_S, REMOTE_LIFE_S
 from router.ticket import Ticket
 from tests.fakes.speaker import packed
 from tests.router.scene import BLOCK_TOKENS, BOTH, FRESH_S, Scene, keys, scene_with_prefix
@@ -76,6 +76,11 @@ def test_what_other_routers_booked_is_load_and_a_promise() -> None:
         assert (view.queued_tokens.tolist(), view.running.tolist()) == ([0, 0], [1, 0])
         assert scene.service.report()["remote_bookings"] == 1
         scene.service.apply_remote("there", BookingEvent("release", "theirs"))
+        view = scene.service.route("q", BOTH).view
+        assert (view.cached_tokens.tolist(), view.running.tolist()) == ([2 * BLOCK_TOKENS, 0], [0, 0])
+        assert scene.service.report()["remote_bookings"] == 0
+        scene.now += LINGER_S
+        scene.service.report_levels()
         assert scene.service.route("q", BOTH).view.cached_tokens.tolist() == [0, 0]
     scene.service.apply_remote("there", book)
     scene.service.drop_origin("there")
