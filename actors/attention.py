@@ -13,6 +13,7 @@ transformers' AttentionInterface documentation.
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +23,11 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from actors.errors import ModelRefused
-from actors.fused_kernels import bits_of, decode_rows, decode_rows_in_parallel, prompt_rows
-from actors.kernels import decode_attention, set_threads, write_kv
+from actors.fused_kernels import attend_rows, bits_of, prompt_rows, write_rows
+from actors.kernels import decode_attention, write_kv
 from actors.masks import MaskRecorder, window_of
 from actors.step import PromptChunk, StepBatch
+from actors.team import run, threads_for
 
 _KNOWN = frozenset(
     {
@@ -39,7 +41,6 @@ _KNOWN = frozenset(
     }
     | {"scaling", "sliding_window", "softcap", "use_cache"}
 )
-_WIDE_TOKENS = 512
 _QUERIES = 32
 _KEYS = 64
 """Chunks are filled up to multiples of these: torch compiles code for every size of bfloat16 attention, and keeps it for good."""
@@ -154,7 +155,7 @@ class PagedAttention:
         self._pool = pool
         self._array = _as_array(pool)
         self._block_tokens = int(pool.shape[4])
-        self._told: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._told: dict[int, array[int]] = {}
         self.step: StepBatch | None = None
 
     def __call__(
@@ -215,18 +216,21 @@ class PagedAttention:
         heads, dim = shape.heads, shape.key_dim
         rows = qkv.shape[0]
         out = qkv.new_empty(rows, heads * dim)
-        pool, scores = self._numbers(layer, shape)
-        angles = (cos.data_ptr(), sin.data_ptr())
+        rows_at = (qkv.data_ptr(), cos.data_ptr(), sin.data_ptr())
+        told = (self._told_of(layer, shape).buffer_info()[0], step.told.buffer_info()[0])
         if step.singles:
-            decode = decode_rows_in_parallel if self._is_wide(step) else decode_rows
-            decode(qkv.data_ptr(), out.data_ptr(), *angles, step.singles, *pool, *step.addresses, *scores)
+            run(write_rows, threads_for(step.singles), *rows_at, step.singles, *told)
+            threads = torch.get_num_threads()
+            # Whole rows where there are enough for all threads: a block's heads lie side by side.
+            parts = 1 if threads == 1 or step.singles >= 3 * threads else shape.kv_heads
+            run(attend_rows, threads, *rows_at, step.singles, *told, out.data_ptr(), parts)
         for chunk in step.chunks:
             room = _whole(chunk.count, _QUERIES)
             queries = qkv.new_zeros(heads, room, dim)
             both = qkv.new_zeros(0 if chunk.start else 2, shape.kv_heads, room, dim)
             kept = 0 if chunk.start else both.data_ptr()
-            place = (chunk.first, chunk.count, room)
-            prompt_rows(qkv.data_ptr(), queries.data_ptr(), kept, *angles, *place, *pool, *step.addresses[:2])
+            laid = (chunk.count, room, queries.data_ptr(), kept)
+            run(prompt_rows, threads_for(chunk.count), *rows_at, chunk.first, *told, *laid)
             seen = self._gather(chunk, layer, shape.window) if chunk.start else (both[0], both[1], 0)
             attended = self._attended(step, chunk, queries, *seen, shape.window, shape.asked)
             out[chunk.first : chunk.first + chunk.count].view(chunk.count, heads, dim).copy_(attended)
@@ -234,24 +238,15 @@ class PagedAttention:
             out[len(step.slot_blocks) :].zero_()
         return out
 
-    def _numbers(self, layer: int, shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What kernels are told of the pool, and of how `layer` scores."""
+    def _told_of(self, layer: int, shape: LayerShape) -> array[int]:
+        """What kernels are told of the pool, and of how `layer` scores: see `fused_kernels.py`."""
         found = self._told.get(layer)
         if found is None:
             blocks, layers, _, kv_heads, block_tokens, dim = self._array.shape
-            group = shape.heads // shape.kv_heads
-            pool = (group, self._pool.data_ptr(), blocks, layers, kv_heads, block_tokens, dim, layer)
+            pool = (shape.heads // shape.kv_heads, self._pool.data_ptr(), blocks, layers, kv_heads, block_tokens, dim)
             scores = (bits_of(shape.asked.scaling), shape.window, bits_of(shape.asked.softcap))
-            found = self._told[layer] = pool, scores
+            found = self._told[layer] = array("q", (*pool, layer, *scores))
         return found
-
-    @staticmethod
-    def _is_wide(step: StepBatch) -> bool:
-        """Whether the step's decodes are worth waking other threads, which takes as long as a few hundred tokens."""
-        if step.is_wide is None:
-            enough = int(step.lengths.sum()) >= _WIDE_TOKENS
-            step.is_wide = enough and set_threads(torch.get_num_threads()) > 1
-        return step.is_wide
 
     def _gather(self, chunk: PromptChunk, layer: int, window: int) -> tuple[torch.Tensor, torch.Tensor, int]:
         """K and V [kv_heads, tokens, head_dim] of everything the chunk may see, and the position of the first of them.

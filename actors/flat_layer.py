@@ -31,6 +31,7 @@ from torch import nn
 from actors.attention import AttentionPort, LayerShape, plain_attention
 from actors.fused_kernels import bits_of, rms_norm, silu_product
 from actors.packed_linear import Fill, PackedWeight, Packing, is_plain, padded_rows, set_rows, supported
+from actors.team import run, threads_for
 
 _log = logging.getLogger(__name__)
 _WORST_RATIO = 1.5
@@ -53,7 +54,9 @@ class Norm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, width] to the same."""
         out = torch.empty_like(x)
-        rms_norm(x.data_ptr(), self.weight.data_ptr(), out.data_ptr(), x.shape[0], x.shape[1], self.eps_bits)
+        rows, width = x.shape
+        addresses = (x.data_ptr(), self.weight.data_ptr(), out.data_ptr())
+        run(rms_norm, threads_for(rows), *addresses, rows, width, self.eps_bits)
         return out
 
 
@@ -86,8 +89,9 @@ class FlatLayer(nn.Module):
         return x.unsqueeze(0)
 
     def _product(self, both: torch.Tensor) -> torch.Tensor:
-        out = both.new_empty(both.shape[0], self._inner)
-        silu_product(both.data_ptr(), out.data_ptr(), both.shape[0], self._inner)
+        rows = both.shape[0]
+        out = both.new_empty(rows, self._inner)
+        run(silu_product, threads_for(rows), both.data_ptr(), out.data_ptr(), rows, self._inner)
         return out
 
 

@@ -2,12 +2,13 @@
 
 - `rms_norm`: a row over the root of its mean square, times the weight;
 - `silu_product`: silu(gate) * up, both of one row;
-- `decode_rows`: for rows that are one token of a sequence each: rotate q and k, write k and v into the pool, attend;
+- `write_rows`: rotate k, write k and v into the pool;
+- `attend_rows`: for rows that are one token of a sequence each: rotate q and attend;
 - `prompt_rows`: for the rows of a prompt's chunk: rotate q and k, write k and v into the pool, and lay q, k and v out by heads.
 
 Everything is computed in float32 and rounded once, to the nearest bfloat16, ties to even. A row's result does not depend on
-what other rows there are. Kernels take addresses and are called past numba's dispatcher (`kvpool/compiled.py`): a decode step
-calls them a hundred times, and microseconds count.
+what other rows there are, nor on which thread computes it. They are kernels of a team (`team.py`): the words of their records are
+named here, addresses and numbers. What a layer or a step has to tell is a record of its own, at an address in those.
 
 The rotation is "rotate half" (Su et al., 2021, as transformers has it): with halves a and b of a head, a' = a cos - b sin and
 b' = b cos + a sin, where cos and sin of a row have a value for each element of a head.
@@ -17,10 +18,10 @@ Limits: widths and half heads are multiples of 16; q, k and v of a row lie side 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-from numba import carray, prange
+from numba import carray
 
 from actors.kernels import attend
 from actors.lanes import (
@@ -36,7 +37,8 @@ from actors.lanes import (
     total,
     whole_at,
 )
-from kvpool.compiled import inner, long_entry, wide_entry
+from kvpool.compiled import inner, thread_entry
+from kvpool.kernels.atomics import fetch_add, get
 
 _ONE = np.float32(1.0)
 
@@ -55,36 +57,71 @@ def _narrow(address: int) -> Any:
     return carray(narrow_at(address), (_FAR,))
 
 
-@long_entry
-def rms_norm(x: int, weight: int, out: int, rows: int, width: int, eps_bits: int) -> int:
-    """out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight. Addresses of bfloat16 [rows, width], [width], [rows, width]."""
-    source, scale, target = _narrow(x), _narrow(weight), _narrow(out)
-    eps = float_of(eps_bits)
-    zero = fill(np.float32(0.0))
-    for row in range(rows):
-        at = row * width
-        squares = zero
-        for d in range(0, width, 16):
-            value = load_narrow(source, at + d)
-            squares = fma(value, value, squares)
-        norm = fill(_ONE / np.sqrt(total(squares) / np.float32(width) + eps))
-        for d in range(0, width, 16):
-            value = fma(load_narrow(source, at + d), norm, zero)
-            store_narrow(target, at + d, fma(value, load_narrow(scale, d), zero))
-    return 0
+_ROWS: Final = 16
+"""Rows that a thread takes at a time, of many."""
+
+# What a layer tells; the pool is bfloat16, as in `kernels.py`.
+(
+    GROUP,  # query heads for each of K and V
+    POOL,  # address
+    BLOCKS,
+    LAYERS,
+    KV_HEADS,
+    BLOCK_TOKENS,
+    HEAD_DIM,
+    LAYER,
+    SCALE,  # of scores, bits of a float32
+    WINDOW,
+    SOFTCAP,  # bits of a float32
+) = range(0, 8 * 11, 8)
+
+# What a step tells, as in `StepBatch`. Addresses of int64.
+SLOT_BLOCKS, SLOT_OFFSETS, TABLES, TABLE_WIDTH, LENGTHS = range(0, 8 * 5, 8)
 
 
-@long_entry
-def silu_product(both: int, out: int, rows: int, width: int) -> int:
-    """out[r] = silu(both[r, :width]) * both[r, width:]. Addresses of bfloat16 [rows, 2 width] and [rows, width]."""
-    source, target = _narrow(both), _narrow(out)
+@thread_entry
+def rms_norm(record: int) -> None:
+    """out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight.
+
+    Words: addresses of x, weight and out, bfloat16 [rows, width], [width], [rows, width]; rows; width; eps as bits of a float32.
+    """
+    source, scale, target = _narrow(get(record + 8)), _narrow(get(record + 16)), _narrow(get(record + 24))
+    rows, width, eps = get(record + 32), get(record + 40), float_of(get(record + 48))
     zero = fill(np.float32(0.0))
-    for row in range(rows):
-        at = row * 2 * width
-        for d in range(0, width, 16):
-            gate = silu(load_narrow(source, at + d))
-            store_narrow(target, row * width + d, fma(gate, load_narrow(source, at + width + d), zero))
-    return 0
+    while True:
+        first = fetch_add(record, _ROWS)
+        if first >= rows:
+            break
+        for row in range(first, min(first + _ROWS, rows)):
+            at = row * width
+            squares = zero
+            for d in range(0, width, 16):
+                value = load_narrow(source, at + d)
+                squares = fma(value, value, squares)
+            norm = fill(_ONE / np.sqrt(total(squares) / np.float32(width) + eps))
+            for d in range(0, width, 16):
+                value = fma(load_narrow(source, at + d), norm, zero)
+                store_narrow(target, at + d, fma(value, load_narrow(scale, d), zero))
+
+
+@thread_entry
+def silu_product(record: int) -> None:
+    """out[r] = silu(both[r, :width]) * both[r, width:].
+
+    Words: addresses of both and out, bfloat16 [rows, 2 width] and [rows, width]; rows; width.
+    """
+    source, target = _narrow(get(record + 8)), _narrow(get(record + 16))
+    rows, width = get(record + 24), get(record + 32)
+    zero = fill(np.float32(0.0))
+    while True:
+        first = fetch_add(record, _ROWS)
+        if first >= rows:
+            break
+        for row in range(first, min(first + _ROWS, rows)):
+            at = row * 2 * width
+            for d in range(0, width, 16):
+                gate = silu(load_narrow(source, at + d))
+                store_narrow(target, row * width + d, fma(gate, load_narrow(source, at + width + d), zero))
 
 
 @inner
@@ -114,240 +151,124 @@ def _copied(source: Any, at: int, count: int, out: Any, to: int) -> None:
 
 @inner
 def _write_row(
-    row: int,
-    qkv: Any,
-    cos: Any,
-    sin: Any,
-    pool: Any,
-    layer: int,
-    group: int,
-    slot_blocks: Any,
-    slot_offsets: Any,
-    turned: Any,
+    row: int, qkv: Any, cos: Any, sin: Any, layer: int, slot_blocks: Any, slot_offsets: Any, turned: Any
 ) -> None:
     """k, rotated, and v of row `row` into the pool. `turned` is room for one head."""
-    kv_heads, block_tokens, head_dim = pool.shape[3], pool.shape[4], pool.shape[5]
-    heads = kv_heads * group
-    flat = pool.reshape(pool.size)
-    piece = block_tokens * head_dim
+    kv_heads, head_dim, layers = get(layer + KV_HEADS), get(layer + HEAD_DIM), get(layer + LAYERS)
+    heads = kv_heads * get(layer + GROUP)
+    flat = _narrow(get(layer + POOL))
+    piece = get(layer + BLOCK_TOKENS) * head_dim
     at, angle = row * (heads + 2 * kv_heads) * head_dim, row * head_dim
+    first = (slot_blocks[row] * layers + get(layer + LAYER)) * 2 * kv_heads
     for head in range(kv_heads):
-        slot = ((slot_blocks[row] * pool.shape[1] + layer) * 2 * kv_heads + head) * piece + slot_offsets[row] * head_dim
+        slot = (first + head) * piece + slot_offsets[row] * head_dim
         _rotate(qkv, at + (heads + head) * head_dim, cos, sin, angle, head_dim, turned, 0)
         _narrowed(turned, 0, head_dim, flat, slot)
         _copied(qkv, at + (heads + kv_heads + head) * head_dim, head_dim, flat, slot + kv_heads * piece)
 
 
-@inner
-def _attend_row(
-    row: int,
-    first_head: int,
-    last_head: int,
-    qkv: Any,
-    cos: Any,
-    sin: Any,
-    pool: Any,
-    layer: int,
-    group: int,
-    tables: Any,
-    lengths: Any,
-    scale: float,
-    window: int,
-    softcap: float,
-    out: Any,
-) -> None:
-    """Row `row`, for KV heads [first_head, last_head)."""
-    kv_heads, head_dim = pool.shape[3], pool.shape[5]
+@thread_entry
+def write_rows(record: int) -> None:
+    """Rotate k of rows and write k and v into the pool, which it mutates.
+
+    Words: addresses of qkv, bfloat16 [rows, (heads + 2 kv_heads) head_dim], and of cos and sin, bfloat16 [rows, head_dim]; rows;
+    the records of layer and step. heads = kv_heads * group.
+    """
+    qkv, cos, sin = _narrow(get(record + 8)), _narrow(get(record + 16)), _narrow(get(record + 24))
+    rows, layer, step = get(record + 32), get(record + 40), get(record + 48)
+    slots, offsets = (
+        carray(whole_at(get(step + SLOT_BLOCKS)), (rows,)),
+        carray(whole_at(get(step + SLOT_OFFSETS)), (rows,)),
+    )
+    turned = np.empty(get(layer + HEAD_DIM), np.float32)
+    while True:
+        first = fetch_add(record, _ROWS)
+        if first >= rows:
+            break
+        for row in range(first, min(first + _ROWS, rows)):
+            _write_row(row, qkv, cos, sin, layer, slots, offsets, turned)
+
+
+@thread_entry
+def attend_rows(record: int) -> None:
+    """Attend for rows [0, rows), whose own k and v are written already.
+
+    Words as in `write_rows`; then the address of out, bfloat16 [rows, heads head_dim], and in how many parts, each some of the KV
+    heads, a row is computed.
+    """
+    qkv, cos, sin = _narrow(get(record + 8)), _narrow(get(record + 16)), _narrow(get(record + 24))
+    rows, layer, step = get(record + 32), get(record + 40), get(record + 48)
+    out, parts = _narrow(get(record + 56)), get(record + 64)
+    kv_heads, head_dim, group = get(layer + KV_HEADS), get(layer + HEAD_DIM), get(layer + GROUP)
+    shape = (get(layer + BLOCKS), get(layer + LAYERS), 2, kv_heads, get(layer + BLOCK_TOKENS), head_dim)
+    pool = carray(narrow_at(get(layer + POOL)), shape)
+    tables = carray(whole_at(get(step + TABLES)), (rows, get(step + TABLE_WIDTH)))
+    lengths = carray(whole_at(get(step + LENGTHS)), (rows,))
+    scale, window, softcap = float_of(get(layer + SCALE)), get(layer + WINDOW), float_of(get(layer + SOFTCAP))
     heads = kv_heads * group
-    at, angle = row * (heads + 2 * kv_heads) * head_dim, row * head_dim
     queries = np.empty((1, heads, head_dim), np.float32)
     attended = np.empty((1, heads, head_dim), np.float32)
     flat_queries, flat_attended = queries.reshape(queries.size), attended.reshape(attended.size)
-    first, count = first_head * group, (last_head - first_head) * group
-    for head in range(first, first + count):
-        _rotate(qkv, at + head * head_dim, cos, sin, angle, head_dim, flat_queries, head * head_dim)
-    attend(
-        0,
-        first_head,
-        last_head,
-        queries,
-        pool,
-        layer,
-        tables[row : row + 1],
-        lengths[row : row + 1],
-        scale,
-        window,
-        softcap,
-        attended,
-    )
-    _narrowed(flat_attended, first * head_dim, count * head_dim, out, (row * heads + first) * head_dim)
-
-
-@inner
-def _pool(address: int, blocks: int, layers: int, kv_heads: int, block_tokens: int, head_dim: int) -> Any:
-    return carray(narrow_at(address), (blocks, layers, 2, kv_heads, block_tokens, head_dim))
-
-
-@long_entry
-def decode_rows(
-    qkv: int,
-    out: int,
-    cos: int,
-    sin: int,
-    rows: int,
-    group: int,
-    pool: int,
-    blocks: int,
-    layers: int,
-    kv_heads: int,
-    block_tokens: int,
-    head_dim: int,
-    layer: int,
-    slot_blocks: int,
-    slot_offsets: int,
-    tables: int,
-    table_width: int,
-    lengths: int,
-    scale_bits: int,
-    window: int,
-    softcap_bits: int,
-) -> int:
-    """Rotate and write rows [0, rows), then attend for one after the other. Mutates the pool.
-
-    Addresses: `qkv` bfloat16 [rows, (heads + 2 kv_heads) head_dim]; `out` bfloat16 [rows, heads head_dim]; `cos`, `sin`
-    bfloat16 [rows, head_dim]; `pool` bfloat16 as in `kernels.py`; `slot_blocks`, `slot_offsets`, `lengths` int64 [rows]; `tables`
-    int64 [rows, table_width]. heads = kv_heads * group.
-    """
-    array = _pool(pool, blocks, layers, kv_heads, block_tokens, head_dim)
-    source, angle, other = _narrow(qkv), _narrow(cos), _narrow(sin)
-    slots, offsets = carray(whole_at(slot_blocks), (rows,)), carray(whole_at(slot_offsets), (rows,))
-    places, seen = carray(whole_at(tables), (rows, table_width)), carray(whole_at(lengths), (rows,))
-    scale, softcap = float_of(scale_bits), float_of(softcap_bits)
-    turned = np.empty(head_dim, np.float32)
-    for row in range(rows):  # all before any attends: a row may see one beside it
-        _write_row(row, source, angle, other, array, layer, group, slots, offsets, turned)
-    for row in range(rows):
-        _attend_row(
-            row,
-            0,
-            kv_heads,
-            source,
-            angle,
-            other,
-            array,
-            layer,
-            group,
-            places,
-            seen,
-            scale,
-            window,
-            softcap,
-            _narrow(out),
-        )
-    return 0
-
-
-@wide_entry
-def decode_rows_in_parallel(
-    qkv: int,
-    out: int,
-    cos: int,
-    sin: int,
-    rows: int,
-    group: int,
-    pool: int,
-    blocks: int,
-    layers: int,
-    kv_heads: int,
-    block_tokens: int,
-    head_dim: int,
-    layer: int,
-    slot_blocks: int,
-    slot_offsets: int,
-    tables: int,
-    table_width: int,
-    lengths: int,
-    scale_bits: int,
-    window: int,
-    softcap_bits: int,
-) -> int:
-    """Like `decode_rows`, on the calling thread's number of numba threads."""
-    array = _pool(pool, blocks, layers, kv_heads, block_tokens, head_dim)
-    source, angle, other = _narrow(qkv), _narrow(cos), _narrow(sin)
-    slots, offsets = carray(whole_at(slot_blocks), (rows,)), carray(whole_at(slot_offsets), (rows,))
-    places, seen = carray(whole_at(tables), (rows, table_width)), carray(whole_at(lengths), (rows,))
-    scale, softcap = float_of(scale_bits), float_of(softcap_bits)
-    turned = np.empty(head_dim, np.float32)
-    for row in range(rows):  # all before any attends: a row may see one beside it
-        _write_row(row, source, angle, other, array, layer, group, slots, offsets, turned)
-    for task in prange(rows * kv_heads):
-        row, head = task // kv_heads, task % kv_heads
-        _attend_row(
-            row,
-            head,
-            head + 1,
-            source,
-            angle,
-            other,
-            array,
-            layer,
-            group,
-            places,
-            seen,
-            scale,
-            window,
-            softcap,
-            _narrow(out),
-        )
-    return 0
-
-
-@long_entry
-def prompt_rows(
-    qkv: int,
-    queries: int,
-    keys_values: int,
-    cos: int,
-    sin: int,
-    first: int,
-    count: int,
-    room: int,
-    group: int,
-    pool: int,
-    blocks: int,
-    layers: int,
-    kv_heads: int,
-    block_tokens: int,
-    head_dim: int,
-    layer: int,
-    slot_blocks: int,
-    slot_offsets: int,
-) -> int:
-    """Rotate and write rows [first, first + count). Mutates the pool.
-
-    Addresses as in `decode_rows`, besides: `queries` bfloat16 [heads, room, head_dim] and `keys_values` bfloat16
-    [2, kv_heads, room, head_dim] are written to, `keys_values` unless it is 0; room >= count.
-    """
-    heads = kv_heads * group
-    flat = carray(narrow_at(pool), (blocks * layers * 2 * kv_heads * block_tokens * head_dim,))
-    source, turned = _narrow(qkv), np.empty(head_dim, np.float32)
-    by_head, both = _narrow(queries), _narrow(keys_values)
-    slots, offsets = carray(whole_at(slot_blocks), (first + count,)), carray(whole_at(slot_offsets), (first + count,))
-    piece = block_tokens * head_dim
-    for n in range(count):
-        row = first + n
+    while True:
+        task = fetch_add(record, 1)
+        if task >= rows * parts:
+            break
+        row, part = task // parts, task % parts
+        first_head, last_head = kv_heads * part // parts, kv_heads * (part + 1) // parts
+        first, count = first_head * group, (last_head - first_head) * group
         at, angle = row * (heads + 2 * kv_heads) * head_dim, row * head_dim
-        for head in range(heads):
-            _rotate(source, at + head * head_dim, _narrow(cos), _narrow(sin), angle, head_dim, turned, 0)
-            _narrowed(turned, 0, head_dim, by_head, (head * room + n) * head_dim)
-        for head in range(kv_heads):
-            slot = ((slots[row] * layers + layer) * 2 * kv_heads + head) * piece + offsets[row] * head_dim
-            value = at + (heads + kv_heads + head) * head_dim
-            _rotate(source, at + (heads + head) * head_dim, _narrow(cos), _narrow(sin), angle, head_dim, turned, 0)
-            _narrowed(turned, 0, head_dim, flat, slot)
-            _copied(source, value, head_dim, flat, slot + kv_heads * piece)
+        for head in range(first, first + count):
+            _rotate(qkv, at + head * head_dim, cos, sin, angle, head_dim, flat_queries, head * head_dim)
+        attend(
+            0,
+            first_head,
+            last_head,
+            queries,
+            pool,
+            get(layer + LAYER),
+            tables[row : row + 1],
+            lengths[row : row + 1],
+            scale,
+            window,
+            softcap,
+            attended,
+        )
+        _narrowed(flat_attended, first * head_dim, count * head_dim, out, (row * heads + first) * head_dim)
+
+
+@thread_entry
+def prompt_rows(record: int) -> None:
+    """Rotate and write rows [first, first + count), and lay them out by heads. Mutates the pool.
+
+    Words: those of `write_rows`, with `first` in place of rows; then count, room >= count, and the addresses of queries, bfloat16
+    [heads, room, head_dim], and of keys and values, bfloat16 [2, kv_heads, room, head_dim], or 0.
+    """
+    qkv, cos, sin = _narrow(get(record + 8)), _narrow(get(record + 16)), _narrow(get(record + 24))
+    start, layer, step = get(record + 32), get(record + 40), get(record + 48)
+    count, room, keys_values = get(record + 56), get(record + 64), get(record + 80)
+    by_head, both = _narrow(get(record + 72)), _narrow(keys_values)
+    kv_heads, head_dim = get(layer + KV_HEADS), get(layer + HEAD_DIM)
+    heads = kv_heads * get(layer + GROUP)
+    end = start + count
+    slots, offsets = (
+        carray(whole_at(get(step + SLOT_BLOCKS)), (end,)),
+        carray(whole_at(get(step + SLOT_OFFSETS)), (end,)),
+    )
+    turned = np.empty(head_dim, np.float32)
+    while True:
+        first = fetch_add(record, _ROWS)
+        if first >= count:
+            break
+        for n in range(first, min(first + _ROWS, count)):
+            row = start + n
+            at, angle = row * (heads + 2 * kv_heads) * head_dim, row * head_dim
+            for head in range(heads):
+                _rotate(qkv, at + head * head_dim, cos, sin, angle, head_dim, turned, 0)
+                _narrowed(turned, 0, head_dim, by_head, (head * room + n) * head_dim)
+            _write_row(row, qkv, cos, sin, layer, slots, offsets, turned)
             if keys_values:
-                to = (head * room + n) * head_dim
-                _narrowed(turned, 0, head_dim, both, to)
-                _copied(source, value, head_dim, both, kv_heads * room * head_dim + to)
-    return 0
+                for head in range(kv_heads):
+                    key, to = at + (heads + head) * head_dim, (head * room + n) * head_dim
+                    _rotate(qkv, key, cos, sin, angle, head_dim, turned, 0)
+                    _narrowed(turned, 0, head_dim, both, to)
+                    _copied(qkv, key + kv_heads * head_dim, head_dim, both, kv_heads * room * head_dim + to)

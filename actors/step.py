@@ -7,6 +7,7 @@ decode kernel serves those), then the prompt chunks in order. A token is written
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -56,10 +57,8 @@ class StepBatch:
     chunks: list[PromptChunk]
     logits_index: torch.Tensor
     order: list[int]
-    addresses: tuple[int, ...]
-    """Of `slot_blocks`, `slot_offsets`, `tables`, then the width of `tables`, then of `lengths`: what compiled kernels take."""
-    is_wide: bool | None = None
-    """Whether several threads attend for the decodes; None while nobody has looked."""
+    told: array[int]
+    """What compiled kernels are told of the step: see `fused_kernels.py`."""
     masks: dict[tuple[int, int, int], torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -121,5 +120,5 @@ def build_step(
         chunks=chunks,
         logits_index=torch.tensor(logits_rows, dtype=torch.int64),
         order=order,
-        addresses=(slots.ctypes.data, offsets.ctypes.data, tables.ctypes.data, widest, lengths.ctypes.data),
+        told=array("q", (slots.ctypes.data, offsets.ctypes.data, tables.ctypes.data, widest, lengths.ctypes.data)),
     )

@@ -13,7 +13,7 @@ Pause points. With KVATLAS_PAUSE_POINTS=1 in the environment of the first import
 (`kernels/pause.py`) can be told to stop there, so that tests can kill a process at that very instruction. Other builds do
 not contain them: the flag is a constant for the compiler, and part of the cache key.
 
-Limits: relies on three inner names of numba (`FunctionCache`, a dispatcher's `_cache`, a compilation's `entry_point`); its
+Limits: relies on four inner names of numba (`FunctionCache`, `CFunc`, their `_cache`, a compilation's `entry_point`); its
 minor version is pinned.
 """
 
@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from numba import njit
+from numba.core import sigutils
 from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
 
 PAUSE_POINTS: Final = os.environ.get("KVATLAS_PAUSE_POINTS") == "1"
 
@@ -83,16 +85,27 @@ def long_entry(function: Callable[..., int]) -> Callable[..., int]:
     return _compiled(function, nogil=True)
 
 
-def wide_entry(function: Callable[..., int]) -> Callable[..., int]:
-    """Like `long_entry`, with `prange` loops on several threads. Not re-entrant: one thread of a process calls such entries."""
-    return _compiled(function, nogil=True, parallel=True)
+def thread_entry(function: Callable[[int], None]) -> int:
+    """Compiles `function`, which takes one 64-bit integer, and returns its address, for code that starts threads with it.
+
+    What it raises is lost.
+    """
+    compiled: Any = CFunc(function, sigutils.normalize_signature("void(int64)"), {}, {"nopython": True})
+    compiled._cache = _SourceCache(function)
+    compiled.compile()
+    _kept.append(compiled)
+    return int(compiled.address)
 
 
-def _compiled(function: Callable[..., int], nogil: bool, parallel: bool = False) -> Callable[..., int]:
+_kept: Final[list[Any]] = []
+"""Machine code lives as long as its object."""
+
+
+def _compiled(function: Callable[..., int], nogil: bool) -> Callable[..., int]:
     name = function.__name__
     taken = dispatchers.get(name)
     assert taken is None or taken.py_func.__module__ == function.__module__, f"two entries are called {name}"
-    dispatcher: Any = njit(function, nogil=nogil, parallel=parallel)
+    dispatcher: Any = njit(function, nogil=nogil)
     dispatcher._cache = _SourceCache(function)
     arguments = ", ".join(["int64"] * function.__code__.co_argcount)
     dispatcher.compile(f"int64({arguments})")

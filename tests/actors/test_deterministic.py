@@ -15,6 +15,7 @@ from actors.flat_layer import FlatLayer
 from actors.model import PagedModel, adopt
 from actors.packed_linear import SET_ROWS, PackedWeight, padded_rows, set_rows
 from actors.step import Piece
+from tests.actors.torch_threads import torch_threads
 from tests.fakes.tiny_models import FAMILIES, tiny_model
 
 pytestmark = pytest.mark.skipif(not packed_linear.supported(), reason="this torch or CPU packs no bfloat16")
@@ -79,16 +80,13 @@ def test_bits_depend_on_the_prompt_alone(which: str, data: st.DataObject, reques
 def test_a_row_of_a_product_does_not_depend_on_its_place_or_neighbours(
     threads: int, rows: int, shape: tuple[int, int], seed: int
 ) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     torch.manual_seed(seed)
     weight = PackedWeight(torch.randn(shape).bfloat16(), None, set_rows=True)
     x, other = torch.randn(rows * SET_ROWS, shape[1]).bfloat16(), torch.randn(rows * SET_ROWS, shape[0]).bfloat16()
     order = torch.randperm(rows * SET_ROWS)
-    with torch.inference_mode():
+    with torch.inference_mode(), torch_threads(threads):
         assert torch.equal(weight(x)[order], weight(x[order]))
         assert torch.equal(weight.added_to(x, other)[order], weight.added_to(x[order], other[order]))
-    torch.set_num_threads(before)
 
 
 def test_rows_are_filled_up_to_whole_products() -> None:

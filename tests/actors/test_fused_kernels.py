@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from actors.attention import LayerShape, Options, PagedAttention
 from actors.fused_kernels import bits_of, rms_norm, silu_product
-from actors.kernels import set_threads
 from actors.step import Piece, build_step
+from actors.team import run
 from tests.actors.test_attention import plain
+from tests.actors.torch_threads import torch_threads
 
 EPS = 1e-5
 
@@ -23,22 +24,24 @@ def close(found: torch.Tensor, wanted: torch.Tensor, atol: float = 1e-3) -> bool
     return torch.allclose(found.double(), wanted, rtol=2**-8, atol=atol)
 
 
-@given(rows=st.integers(1, 20), width=st.sampled_from([16, 48, 576]), size=st.sampled_from([1e-3, 1.0, 1e3]))
-def test_rms_norm(rows: int, width: int, size: float) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+@given(rows=st.integers(1, 70), width=st.sampled_from([16, 48, 576]), size=st.sampled_from([1e-3, 1.0, 1e3]))
+def test_rms_norm(threads: int, rows: int, width: int, size: float) -> None:
     torch.manual_seed(rows)
     x, weight = (torch.randn(rows, width) * size).bfloat16(), torch.randn(width).bfloat16()
     out = torch.full((rows, width), float("nan"), dtype=torch.bfloat16)
-    rms_norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, width, bits_of(EPS))
+    run(rms_norm, threads, x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, width, bits_of(EPS))
     wide = x.double()
     assert close(out, wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double())
 
 
-@given(rows=st.integers(1, 20), width=st.sampled_from([16, 48, 1536]), size=st.sampled_from([0.1, 5.0, 100.0]))
-def test_silu_product(rows: int, width: int, size: float) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+@given(rows=st.integers(1, 70), width=st.sampled_from([16, 48, 1536]), size=st.sampled_from([0.1, 5.0, 100.0]))
+def test_silu_product(threads: int, rows: int, width: int, size: float) -> None:
     torch.manual_seed(rows)
     both = (torch.randn(rows, 2 * width) * size).bfloat16()
     out = torch.full((rows, width), float("nan"), dtype=torch.bfloat16)
-    silu_product(both.data_ptr(), out.data_ptr(), rows, width)
+    run(silu_product, threads, both.data_ptr(), out.data_ptr(), rows, width)
     gate, up = both.double().split(width, 1)
     assert close(out, gate / (1 + (-gate).exp()) * up)
 
@@ -49,7 +52,7 @@ def test_numbers_are_rounded_as_torch_does(numbers: list[float]) -> None:
     gate = torch.full((1, 16), 1e4).bfloat16()  # of which silu is the identity
     up = torch.tensor([numbers]).bfloat16()
     both, out = torch.cat([gate, up], 1), torch.empty(1, 16, dtype=torch.bfloat16)
-    silu_product(both.data_ptr(), out.data_ptr(), 1, 16)
+    run(silu_product, 1, both.data_ptr(), out.data_ptr(), 1, 16)
     wanted = (gate.float() * up.float()).bfloat16()
     assert torch.equal(out.isnan(), wanted.isnan())
     assert torch.equal(out.nan_to_num(0.0), wanted.nan_to_num(0.0))
@@ -59,8 +62,8 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     torch.manual_seed(1)
     x, weight = torch.randn(9, 64).bfloat16(), torch.randn(64).bfloat16()
     whole, alone = torch.empty_like(x), torch.empty_like(x[4:5])
-    rms_norm(x.data_ptr(), weight.data_ptr(), whole.data_ptr(), 9, 64, bits_of(EPS))
-    rms_norm(x[4:5].data_ptr(), weight.data_ptr(), alone.data_ptr(), 1, 64, bits_of(EPS))
+    run(rms_norm, 2, x.data_ptr(), weight.data_ptr(), whole.data_ptr(), 9, 64, bits_of(EPS))
+    run(rms_norm, 1, x[4:5].data_ptr(), weight.data_ptr(), alone.data_ptr(), 1, 64, bits_of(EPS))
     assert torch.equal(whole[4:5], alone)
 
 
@@ -112,12 +115,12 @@ def test_rows_are_rotated_written_and_attended(
             continue
         pieces = [Piece([0] * (spans[i][1] - spans[i][0]), spans[i][0], tables[i], True) for i in active]
         attention.step = build_step(pieces, block_tokens, lambda tokens: tokens + filled)
-        attention.step.is_wide = threads > 1 and set_threads(threads) > 1
         by_kind = sorted(active, key=lambda i: spans[i][1] - spans[i][0] != 1)
         nothing = torch.zeros(filled, (heads + 2 * kv_heads) * dim, dtype=torch.bfloat16)
         rows = torch.cat([*(qkv[i][slice(*spans[i])] for i in by_kind), nothing])
         at = attention.step.position_ids[0]
-        out = attention.flat(1, layer, rows, cos[at][None], sin[at][None])
+        with torch_threads(threads):
+            out = attention.flat(1, layer, rows, cos[at][None], sin[at][None])
         assert (out[len(rows) - filled :] == 0).all()
         first = 0
         for i in by_kind:
