@@ -30,6 +30,7 @@ from actors.lanes import (
     fma,
     load,
     load_narrow,
+    narrow,
     narrow_at,
     silu,
     store,
@@ -46,15 +47,6 @@ _ONE = np.float32(1.0)
 def bits_of(value: float) -> int:
     """A float32 as an integer: what compiled entries take."""
     return int(np.float32(value).view(np.uint32))
-
-
-_FAR = 1 << 46
-"""A length for arrays that are made of an address alone; nothing looks at it."""
-
-
-@inner
-def _narrow(address: int) -> Any:
-    return carray(narrow_at(address), (_FAR,))
 
 
 _ROWS: Final = 16
@@ -85,7 +77,7 @@ def rms_norm(record: int) -> None:
 
     Words: addresses of x, weight and out, bfloat16 [rows, width], [width], [rows, width]; rows; width; eps as bits of a float32.
     """
-    source, scale, target = _narrow(get(record + 8)), _narrow(get(record + 16)), _narrow(get(record + 24))
+    source, scale, target = narrow(get(record + 8)), narrow(get(record + 16)), narrow(get(record + 24))
     rows, width, eps = get(record + 32), get(record + 40), float_of(get(record + 48))
     zero = fill(np.float32(0.0))
     while True:
@@ -110,7 +102,7 @@ def silu_product(record: int) -> None:
 
     Words: addresses of both and out, bfloat16 [rows, 2 width] and [rows, width]; rows; width.
     """
-    source, target = _narrow(get(record + 8)), _narrow(get(record + 16))
+    source, target = narrow(get(record + 8)), narrow(get(record + 16))
     rows, width = get(record + 24), get(record + 32)
     zero = fill(np.float32(0.0))
     while True:
@@ -156,7 +148,7 @@ def _write_row(
     """k, rotated, and v of row `row` into the pool. `turned` is room for one head."""
     kv_heads, head_dim, layers = get(layer + KV_HEADS), get(layer + HEAD_DIM), get(layer + LAYERS)
     heads = kv_heads * get(layer + GROUP)
-    flat = _narrow(get(layer + POOL))
+    flat = narrow(get(layer + POOL))
     piece = get(layer + BLOCK_TOKENS) * head_dim
     at, angle = row * (heads + 2 * kv_heads) * head_dim, row * head_dim
     first = (slot_blocks[row] * layers + get(layer + LAYER)) * 2 * kv_heads
@@ -174,7 +166,7 @@ def write_rows(record: int) -> None:
     Words: addresses of qkv, bfloat16 [rows, (heads + 2 kv_heads) head_dim], and of cos and sin, bfloat16 [rows, head_dim]; rows;
     the records of layer and step. heads = kv_heads * group.
     """
-    qkv, cos, sin = _narrow(get(record + 8)), _narrow(get(record + 16)), _narrow(get(record + 24))
+    qkv, cos, sin = narrow(get(record + 8)), narrow(get(record + 16)), narrow(get(record + 24))
     rows, layer, step = get(record + 32), get(record + 40), get(record + 48)
     slots, offsets = (
         carray(whole_at(get(step + SLOT_BLOCKS)), (rows,)),
@@ -196,9 +188,9 @@ def attend_rows(record: int) -> None:
     Words as in `write_rows`; then the address of out, bfloat16 [rows, heads head_dim], and in how many parts, each some of the KV
     heads, a row is computed.
     """
-    qkv, cos, sin = _narrow(get(record + 8)), _narrow(get(record + 16)), _narrow(get(record + 24))
+    qkv, cos, sin = narrow(get(record + 8)), narrow(get(record + 16)), narrow(get(record + 24))
     rows, layer, step = get(record + 32), get(record + 40), get(record + 48)
-    out, parts = _narrow(get(record + 56)), get(record + 64)
+    out, parts = narrow(get(record + 56)), get(record + 64)
     kv_heads, head_dim, group = get(layer + KV_HEADS), get(layer + HEAD_DIM), get(layer + GROUP)
     shape = (get(layer + BLOCKS), get(layer + LAYERS), 2, kv_heads, get(layer + BLOCK_TOKENS), head_dim)
     pool = carray(narrow_at(get(layer + POOL)), shape)
@@ -243,10 +235,10 @@ def prompt_rows(record: int) -> None:
     Words: those of `write_rows`, with `first` in place of rows; then count, room >= count, and the addresses of queries, bfloat16
     [heads, room, head_dim], and of keys and values, bfloat16 [2, kv_heads, room, head_dim], or 0.
     """
-    qkv, cos, sin = _narrow(get(record + 8)), _narrow(get(record + 16)), _narrow(get(record + 24))
+    qkv, cos, sin = narrow(get(record + 8)), narrow(get(record + 16)), narrow(get(record + 24))
     start, layer, step = get(record + 32), get(record + 40), get(record + 48)
     count, room, keys_values = get(record + 56), get(record + 64), get(record + 80)
-    by_head, both = _narrow(get(record + 72)), _narrow(keys_values)
+    by_head, both = narrow(get(record + 72)), narrow(keys_values)
     kv_heads, head_dim = get(layer + KV_HEADS), get(layer + HEAD_DIM)
     heads = kv_heads * get(layer + GROUP)
     end = start + count

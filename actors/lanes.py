@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
@@ -97,6 +97,15 @@ def _exp(builder: Any, x: Any) -> Any:
     bits = builder.shl(builder.bitcast(shifted, _INTS), ir.Constant(_INTS, [23] * TILE))
     power = builder.bitcast(builder.add(bits, ir.Constant(_INTS, [127 << 23] * TILE)), _VECTOR)
     return builder.select(under, _const(0.0), builder.fmul(total, power))
+
+
+def _prefetch(builder: Any, pointer: Any) -> None:
+    pointer = builder.bitcast(pointer, ir.IntType(8).as_pointer())
+    word = ir.IntType(32)
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(ir.VoidType(), [pointer.type, word, word, word]), "llvm.prefetch.p0"
+    )
+    builder.call(function, [pointer, word(0), word(2), word(1)])
 
 
 def _add_lanes(builder: Any, rows: list[Any]) -> Any:
@@ -186,6 +195,16 @@ def narrow_at(typing: Any, address: Any) -> Any:
         return builder.inttoptr(args[0], ir.IntType(16).as_pointer())
 
     return types.CPointer(types.uint16)(types.int64), emit
+
+
+_FAR = 1 << 46
+"""A length for arrays that are made of an address alone; nothing looks at it."""
+
+
+@njit
+def narrow(address: int) -> Any:
+    """The bfloat16 bits at `address` as a flat array, however many there are."""
+    return carray(narrow_at(address), (_FAR,))
 
 
 @intrinsic
@@ -369,12 +388,7 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
     """Ask for the cache line of a flat array's element, into the second-level cache."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = builder.bitcast(_pointer(context, builder, signature.args[0], *args), ir.IntType(8).as_pointer())
-        word = ir.IntType(32)
-        function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), [pointer.type, word, word, word]), "llvm.prefetch.p0"
-        )
-        builder.call(function, [pointer, word(0), word(2), word(1)])
+        _prefetch(builder, _pointer(context, builder, signature.args[0], *args))
         return context.get_dummy_value()
 
     return types.void(array, types.int64), emit
@@ -411,3 +425,62 @@ def widen(typing: Any, flat: Any, at: Any, count: Any, tile: Any, to: Any) -> An
         return context.get_dummy_value()
 
     return types.void(flat, types.int64, types.int64, tile, types.int64), emit
+
+
+def panel_sums(rows: int, ahead: int) -> Any:
+    """Returns an intrinsic for so many rows: their products with 32 outputs of a weight in bfloat16.
+
+    It takes addresses and numbers: of the rows, float32, and the bytes from one to the next; of the panel, for each pair of
+    inputs the pair of every output (64 bfloat16); how many pairs; and of the sums, float32 [rows, 32], which it writes. The
+    panel is asked for `ahead` bytes before it is needed.
+    """
+    word, line = ir.IntType(64), 64
+    chains = 2 if rows <= 2 else 1  # of additions, which wait for each other: at least four
+
+    @intrinsic
+    def sums(typing: Any, x: Any, stride: Any, panel: Any, pairs: Any, out: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            x, stride, panel, pairs, out = args
+            starts = [builder.add(x, builder.mul(stride, word(row))) for row in range(rows)]
+            slots = {
+                (row, half, chain): cgutils.alloca_once(builder, _VECTOR)
+                for row in range(rows)
+                for half in range(2)
+                for chain in range(chains)
+            }
+            for slot in slots.values():
+                builder.store(_const(0.0), slot)
+            with cgutils.for_range(builder, pairs, intp=word) as loop:
+                at = builder.add(panel, builder.mul(loop.index, word(2 * line)))
+                weights = builder.inttoptr(at, _INTS.as_pointer())
+                factors = []
+                for start in starts:
+                    pair = builder.inttoptr(builder.add(start, builder.mul(loop.index, word(8))), _FLOAT.as_pointer())
+                    factors.append([_all(builder, builder.load(builder.gep(pair, [word(i)]))) for i in range(2)])
+                for half in range(2):
+                    _prefetch(
+                        builder, builder.inttoptr(builder.add(at, word(ahead + half * line)), _VECTOR.as_pointer())
+                    )
+                    both = builder.load(builder.gep(weights, [word(half)]))
+                    both.align = 4
+                    first = builder.shl(both, ir.Constant(_INTS, [16] * TILE))
+                    second = builder.and_(both, ir.Constant(_INTS, [-65536] * TILE))
+                    for which, weight in enumerate((first, second)):
+                        for row in range(rows):
+                            slot = slots[row, half, which % chains]
+                            value = _fma(
+                                builder, builder.bitcast(weight, _VECTOR), factors[row][which], builder.load(slot)
+                            )
+                            builder.store(value, slot)
+            target = builder.inttoptr(out, _VECTOR.as_pointer())
+            for row in range(rows):
+                for half in range(2):
+                    value = builder.load(slots[row, half, 0])
+                    if chains == 2:
+                        value = builder.fadd(value, builder.load(slots[row, half, 1]))
+                    _store(builder, value, builder.gep(target, [word(2 * row + half)]))
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 5), emit
+
+    return sums

@@ -10,6 +10,9 @@ same. Where torch's operators are missing, the CPU has no bfloat16, or a layer f
 oneDNN compiles code for every number of rows that it meets and keeps it, hundreds of kilobytes each. So rows are filled up to
 one of a few numbers (`padded_rows`): memory stops growing after the first minutes, and few steps wait for a compiler.
 
+Up to `panels.MOST_ROWS` rows, which oneDNN is slow at, are multiplied by a kernel of our own, from the same weights
+(`panels.py`).
+
 What a row comes to depends on how many are computed with it: oneDNN chooses by that how it sums. Where it must not, every
 product is of `SET_ROWS` rows, as many such products as it takes; nothing else about a row's neighbours matters then.
 
@@ -26,6 +29,8 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import nn
+
+from actors import panels
 
 _log = logging.getLogger(__name__)
 _LAYOUT_ROWS = 16
@@ -64,6 +69,8 @@ class PackedWeight:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, set_rows: bool) -> None:
         """`weight` is [out, in]. With `set_rows` it takes only multiples of `SET_ROWS`, and computes so many at a time."""
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _LAYOUT_ROWS)
+        self._panels = 0 if set_rows else panels.address_of(self._packed, weight)
+        self._outputs = int(weight.shape[0])
         self._bias = bias
         self._set_rows = set_rows
 
@@ -78,6 +85,8 @@ class PackedWeight:
         """[rows, in] to [rows, out]."""
         if self._set_rows and x.shape[0] > SET_ROWS:
             return torch.cat([self(part) for part in x.split(SET_ROWS)])
+        if self._panels and x.shape[0] <= panels.MOST_ROWS:
+            return panels.multiply(x, self._panels, self._bias, None, self._outputs)
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return out
 
@@ -86,6 +95,8 @@ class PackedWeight:
         if self._set_rows and x.shape[0] > SET_ROWS:
             parts = zip(x.split(SET_ROWS), other.split(SET_ROWS), strict=True)
             return torch.cat([self.added_to(part, beside) for part, beside in parts])
+        if self._panels and x.shape[0] <= panels.MOST_ROWS:
+            return panels.multiply(x, self._panels, self._bias, other, self._outputs)
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._packed, self._bias, "add")
         return out
 

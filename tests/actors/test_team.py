@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,11 +69,11 @@ def test_without_gnu_openmp_the_caller_computes_alone(monkeypatch: pytest.Monkey
     assert squares(4, 100, 0) == ([index * index for index in range(100)], 1)
 
 
-def test_no_library_is_no_address(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setattr(team, "_MAPS", team.Path(f"{tmp_path}/absent"))
+def test_no_library_is_no_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(team, "_MAPS", tmp_path / "absent")
     assert team._fork_address.__wrapped__() == 0
-    team.Path(f"{tmp_path}/maps").write_text("00-11 r-xp 0 0:0 1 /nowhere/libgomp.so.1\n")
-    monkeypatch.setattr(team, "_MAPS", team.Path(f"{tmp_path}/maps"))
+    (tmp_path / "maps").write_text("00-11 r-xp 0 0:0 1 /nowhere/libgomp.so.1\n")
+    monkeypatch.setattr(team, "_MAPS", tmp_path / "maps")
     assert team._fork_address.__wrapped__() == 0
 
 

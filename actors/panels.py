@@ -1,0 +1,110 @@
+"""The product of a few rows with a packed weight, for bfloat16: what a decode step of a few sequences is made of.
+
+Such a product reads the whole weight for little arithmetic; it is as fast as memory is. oneDNN reads at half of that for the
+sizes of small models, so up to `MOST_ROWS` rows are multiplied here, from the very bytes that oneDNN has packed: nothing
+is held twice.
+
+The layout, where it is this one (`address_of` compares): panels of 32 outputs behind each other; in each, for every pair of
+inputs, the pair of each of the 32. A pair is one 32-bit word, so 16 outputs are one vector, whose low halves times the pair's
+first input, and high halves times its second, are added to 16 sums. Inputs are widened to float32 first; the result is
+rounded once. Memory is asked for `_AHEAD` bytes before it is needed, because the arithmetic waits for it otherwise.
+
+Limits: inputs and outputs are multiples of 32. A row's sums depend, in their last bit, on how many rows there are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from actors.lanes import fill, fma, load, load_narrow, narrow, panel_sums, store, store_narrow
+from actors.team import run
+from kvpool.compiled import thread_entry
+from kvpool.kernels.atomics import fetch_add, get
+
+MOST_ROWS: Final = 4
+PANEL: Final = 32
+_AHEAD: Final = 4096
+
+_one_row, _two_rows, _four_rows = (panel_sums(rows, _AHEAD) for rows in (1, 2, 4))
+_ONE = np.float32(1.0)
+
+
+@thread_entry
+def _multiply(record: int) -> None:
+    """out := x times the weight, plus bias, plus other.
+
+    Words: addresses of x, bfloat16 [rows, inputs], of the weight, of bias [outputs] or 0, of other [rows, outputs] or 0, and of
+    out, bfloat16 [rows, outputs]; rows, 1 to 4; inputs; outputs.
+    """
+    source, target = narrow(get(record + 8)), narrow(get(record + 40))
+    weight, bias, other = get(record + 16), get(record + 24), get(record + 32)
+    rows, inputs, outputs = get(record + 48), get(record + 56), get(record + 64)
+    space = np.zeros(MOST_ROWS * (inputs + PANEL) + 16, np.float32)  # a row that is missing is zeros
+    wide = -(space.ctypes.data // 4) % 16  # a cache line's start
+    sums = wide + MOST_ROWS * inputs
+    for d in range(0, rows * inputs, 16):
+        store(space, wide + d, load_narrow(source, d))
+    x_at, sums_at = space.ctypes.data + 4 * wide, space.ctypes.data + 4 * sums
+    one = fill(_ONE)
+    while True:
+        panel = fetch_add(record, 1)
+        if panel >= outputs // PANEL:
+            break
+        panel_at = weight + panel * inputs * PANEL * 2
+        if rows == 1:
+            _one_row(x_at, 4 * inputs, panel_at, inputs // 2, sums_at)
+        elif rows == 2:
+            _two_rows(x_at, 4 * inputs, panel_at, inputs // 2, sums_at)
+        else:
+            _four_rows(x_at, 4 * inputs, panel_at, inputs // 2, sums_at)
+        for row in range(rows):
+            for d in range(0, PANEL, 16):
+                value = load(space, sums + row * PANEL + d)
+                at = panel * PANEL + d
+                if bias != 0:
+                    value = fma(load_narrow(narrow(bias), at), one, value)
+                if other != 0:
+                    value = fma(load_narrow(narrow(other), row * outputs + at), one, value)
+                store_narrow(target, row * outputs + at, value)
+
+
+def address_of(packed: torch.Tensor, weight: torch.Tensor) -> int:
+    """Returns where the panels of `packed` are, which oneDNN made of `weight` [outputs, inputs]; 0 if it has another layout.
+
+    The address is valid as long as `packed`. Compares the first panel, the last and one between.
+    """
+    outputs, inputs = weight.shape
+    operators: Any = torch.ops.mkldnn
+    if outputs % PANEL or inputs % PANEL or not hasattr(operators, "data_ptr") or not hasattr(operators, "_nbytes"):
+        return 0
+    panel_bytes = inputs * PANEL * 2
+    if operators._nbytes(packed) != outputs // PANEL * panel_bytes:
+        return 0
+    address = int(operators.data_ptr(packed))
+    last = outputs // PANEL - 1
+    for panel in {0, last // 2, last}:
+        rows = weight[panel * PANEL : (panel + 1) * PANEL].contiguous()
+        wanted = rows.view(PANEL, inputs // 2, 2).transpose(0, 1).contiguous().view(torch.uint8).flatten()
+        if ctypes.string_at(address + panel * panel_bytes, panel_bytes) != wanted.numpy().tobytes():
+            return 0
+    return address
+
+
+def multiply(
+    x: torch.Tensor, weight_at: int, bias: torch.Tensor | None, other: torch.Tensor | None, outputs: int
+) -> torch.Tensor:
+    """Returns bfloat16 [rows, outputs] from bfloat16 `x` [rows, inputs], 1 to `MOST_ROWS` rows.
+
+    `weight_at` from `address_of`; `bias` [outputs], contiguous, and `other` [rows, outputs], both bfloat16, are added.
+    """
+    rows, inputs = x.shape
+    x = x.contiguous()
+    other = None if other is None else other.contiguous()
+    out = x.new_empty(rows, outputs)
+    added = (0 if bias is None else bias.data_ptr(), 0 if other is None else other.data_ptr())
+    run(_multiply, torch.get_num_threads(), x.data_ptr(), weight_at, *added, out.data_ptr(), rows, inputs, outputs)
+    return out

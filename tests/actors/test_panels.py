@@ -1,0 +1,98 @@
+"""The product of a few rows with a packed weight, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors import packed_linear, panels
+from actors.packed_linear import PackedWeight
+from tests.actors.torch_threads import torch_threads
+
+pytestmark = pytest.mark.skipif(not packed_linear.supported(), reason="this torch or CPU packs no bfloat16")
+
+
+def packed(weight: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
+    return found
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@given(
+    rows=st.integers(1, panels.MOST_ROWS),
+    shape=st.sampled_from([(32, 32), (96, 64), (576, 1536), (320, 96)]),
+    with_bias=st.booleans(),
+    with_other=st.booleans(),
+    size=st.sampled_from([1e-3, 1.0, 1e3]),
+)
+def test_it_is_the_product_rounded_once(
+    threads: int, rows: int, shape: tuple[int, int], with_bias: bool, with_other: bool, size: float
+) -> None:
+    outputs, inputs = shape
+    torch.manual_seed(rows)
+    weight, x = torch.randn(shape).bfloat16(), (torch.randn(rows, inputs) * size).bfloat16()
+    bias = torch.randn(outputs).bfloat16() if with_bias else None
+    other = torch.randn(rows, outputs).bfloat16() if with_other else None
+    held = packed(weight)
+    address = panels.address_of(held, weight)
+    if not address:
+        pytest.skip("oneDNN has another layout on this CPU")
+    with torch_threads(threads):
+        found = panels.multiply(x, address, bias, other, outputs)
+    exact = x.double() @ weight.double().T
+    exact += 0 if bias is None else bias.double()
+    exact += 0 if other is None else other.double()
+    # Sums in float32 are off by some of its roundings, of the size of what was added up.
+    scale = x.double().abs() @ weight.double().abs().T
+    assert ((found.double() - exact).abs() <= 2**-8 * exact.abs() + 1e-6 * scale).all()
+
+
+def test_another_layout_is_not_taken_for_this_one() -> None:
+    torch.manual_seed(1)
+    weight = torch.randn(96, 64).bfloat16()
+    held = packed(weight)
+    if not panels.address_of(held, weight):
+        pytest.skip("oneDNN has another layout on this CPU")
+    changed = weight.clone()
+    changed[95, 63] += 1
+    assert panels.address_of(held, changed) == 0
+    assert panels.address_of(held, weight[:64]) == 0
+    odd = torch.randn(80, 48).bfloat16()
+    assert panels.address_of(packed(odd), odd) == 0
+
+
+def test_without_its_layout_a_weight_computes_the_same_with_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(2)
+    weight, x, other = torch.randn(96, 64).bfloat16(), torch.randn(3, 64).bfloat16(), torch.randn(3, 96).bfloat16()
+    monkeypatch.setattr(panels, "address_of", lambda *_: 0)
+    product = PackedWeight(weight, None, set_rows=False)
+    monkeypatch.setattr(panels, "multiply", None)  # which it must not call
+    with torch.inference_mode():
+        exact = x.double() @ weight.double().T
+        assert torch.allclose(product(x).double(), exact, rtol=2**-7, atol=1e-2)
+        assert torch.allclose(product.added_to(x, other).double(), exact + other.double(), rtol=2**-7, atol=1e-2)
+
+
+def test_rows_need_not_lie_side_by_side() -> None:
+    torch.manual_seed(4)
+    product = PackedWeight(torch.randn(96, 64).bfloat16(), None, set_rows=False)
+    x, other = torch.randn(6, 64).bfloat16(), torch.randn(6, 96).bfloat16()
+    with torch.inference_mode():
+        assert torch.equal(product(x[::2]), product(x[::2].clone()))
+        assert torch.equal(product.added_to(x[::2], other[::2]), product.added_to(x[::2].clone(), other[::2].clone()))
+
+
+def test_many_rows_are_onednns(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    weight = torch.randn(96, 64).bfloat16()
+    product = PackedWeight(weight, None, set_rows=False)
+    monkeypatch.setattr(panels, "multiply", None)
+    x = torch.randn(panels.MOST_ROWS + 1, 64).bfloat16()
+    with torch.inference_mode():
+        assert torch.allclose(product(x).double(), x.double() @ weight.double().T, rtol=2**-7, atol=1e-2)
+
+
+def test_sets_of_rows_never_depend_on_their_number() -> None:
+    assert PackedWeight(torch.randn(96, 64).bfloat16(), None, set_rows=True)._panels == 0
