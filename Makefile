@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@echo "Compiling the kernels of pool and router, once"
-	$(BIN)/python -c "import kvpool.kernels.key_chain, kvpool.pool, router.service, actors.fused_kernels"
+	$(BIN)/python -c "import kvpool.kernels.key_chain, kvpool.pool, router.service, actors.flat_layer"
 	@touch $@
 
 serve: install ## Serve a model in the foreground (MODEL=demo PORT=8000 ARGS='--mode exact')
