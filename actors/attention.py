@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from actors.errors import ModelRefused
-from actors.fused_kernels import attend_rows, bits_of, prompt_rows, write_rows
-from actors.kernels import decode_attention, write_kv
+from actors.fused_kernels import attend_rows, prompt_rows, write_rows
+from actors.kernels import bits_of, decode_attention, parts_of, write_kv
 from actors.masks import MaskRecorder, window_of
 from actors.step import PromptChunk, StepBatch
 from actors.team import run, threads_for
@@ -221,8 +221,7 @@ class PagedAttention:
         if step.singles:
             run(write_rows, threads_for(step.singles), *rows_at, step.singles, *told)
             threads = torch.get_num_threads()
-            # Whole rows where there are enough for all threads: a block's heads lie side by side.
-            parts = 1 if threads == 1 or step.singles >= 3 * threads else shape.kv_heads
+            parts = parts_of(step.singles, shape.kv_heads, threads)
             run(attend_rows, threads, *rows_at, step.singles, *told, out.data_ptr(), parts)
         for chunk in step.chunks:
             room = _whole(chunk.count, _QUERIES)

@@ -29,7 +29,8 @@ import torch
 from torch import nn
 
 from actors.attention import AttentionPort, LayerShape, plain_attention
-from actors.fused_kernels import bits_of, rms_norm, silu_product
+from actors.fused_kernels import rms_norm, silu_product
+from actors.kernels import bits_of
 from actors.packed_linear import Fill, PackedWeight, Packing, is_plain, padded_rows, set_rows, supported
 from actors.team import run, threads_for
 

@@ -44,11 +44,6 @@ from kvpool.kernels.atomics import fetch_add, get
 _ONE = np.float32(1.0)
 
 
-def bits_of(value: float) -> int:
-    """A float32 as an integer: what compiled entries take."""
-    return int(np.float32(value).view(np.uint32))
-
-
 _ROWS: Final = 16
 """Rows that a thread takes at a time, of many."""
 

@@ -13,10 +13,8 @@ tile is prefetched, and four tiles ahead one word per half page, for the address
 The arithmetic is on vectors of 16 float32 (`lanes.py`). Heads are padded with zeros to multiples of 16, so a head_dim of 8
 costs what 16 does; 64 and 128 have code of their own; block sizes that are no multiple of 16 pay for gathering a tile.
 
-With one thread the loop over sequences is plain; else numba's own work queue runs it, whose idle workers sleep. Its OpenMP
-layer would bring a second OpenMP runtime beside torch's, and two runtimes that each spin between kernels starve each other
-(measured: 1.9 s instead of 0.05 s a step on two cores). The work queue is not re-entrant: one thread of a process, the step
-thread, runs the parallel kernel.
+The kernel is one of a team (`team.py`). A thread takes whole sequences where there are enough of them, so that a block's heads
+are read together, and KV heads of a sequence else.
 
 Sources: block tables as in PagedAttention (Kwon et al., 2023), the running softmax as in Milakov and Gimelshein (2018).
 Limit: no split over the context; with few sequences and many threads some threads idle.
@@ -27,11 +25,30 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import config, njit, prange, set_num_threads
+from numba import carray, njit
 
-from actors.lanes import HIDDEN, add_rows, bounded, dots, exp, fill, fma, highest, keep, load, prefetch, store, widen
-
-config.THREADING_LAYER = "workqueue"
+from actors.lanes import (
+    HIDDEN,
+    add_rows,
+    bounded,
+    dots,
+    exp,
+    fill,
+    float_at,
+    float_of,
+    fma,
+    highest,
+    keep,
+    load,
+    narrow_at,
+    prefetch,
+    store,
+    whole_at,
+    widen,
+)
+from actors.team import run
+from kvpool.compiled import inner, thread_entry
+from kvpool.kernels.atomics import fetch_add, get
 
 
 @njit(cache=True, nogil=True)
@@ -165,30 +182,50 @@ def attend(
             out[sequence, first_head * group + g, d] = space[sums + g * width + d] / total
 
 
-@njit(cache=True, nogil=True)
-def _serial(
-    query: Any, pool: Any, layer: int, tables: Any, lengths: Any, scale: float, window: int, softcap: float, out: Any
-) -> None:
-    for sequence in range(query.shape[0]):
-        attend(sequence, 0, pool.shape[3], query, pool, layer, tables, lengths, scale, window, softcap, out)
+@inner
+def _attend_all(record: int, pool: Any) -> None:
+    sequences, heads, layer, parts = get(record + 40), get(record + 48), get(record + 56), get(record + 104)
+    kv_heads, head_dim = pool.shape[3], pool.shape[5]
+    query = carray(float_at(get(record + 8)), (sequences, heads, head_dim))
+    out = carray(float_at(get(record + 16)), (sequences, heads, head_dim))
+    tables = carray(whole_at(get(record + 24)), (sequences, get(record + 64)))
+    lengths = carray(whole_at(get(record + 32)), (sequences,))
+    scale, window, softcap = float_of(get(record + 72)), get(record + 80), float_of(get(record + 88))
+    while True:
+        task = fetch_add(record, 1)
+        if task >= sequences * parts:
+            break
+        first, last = kv_heads * (task % parts) // parts, kv_heads * (task % parts + 1) // parts
+        attend(task // parts, first, last, query, pool, layer, tables, lengths, scale, window, softcap, out)
 
 
-@njit(parallel=True, cache=True, nogil=True)
-def _parallel(
-    query: Any, pool: Any, layer: int, tables: Any, lengths: Any, scale: float, window: int, softcap: float, out: Any
-) -> None:
-    kv_heads = pool.shape[3]
-    for task in prange(query.shape[0] * kv_heads):
-        head = task % kv_heads
-        attend(task // kv_heads, head, head + 1, query, pool, layer, tables, lengths, scale, window, softcap, out)
+@inner
+def _shape(record: int) -> tuple[int, int, int, int, int, int]:
+    return get(record + 112), get(record + 120), 2, get(record + 128), get(record + 136), get(record + 144)
 
 
-def set_threads(threads: int) -> int:
-    """Let parallel kernels of the calling thread use up to `threads` threads. Returns how many they use."""
-    # numba keeps the number per calling thread, so what another thread has set does not count here.
-    threads = min(threads, config.NUMBA_NUM_THREADS)
-    set_num_threads(threads)
-    return int(threads)
+@thread_entry
+def _attend_float32(record: int) -> None:
+    """Words: addresses of query, out, tables and lengths; sequences; heads; layer; width of tables; scale; window; softcap; the
+    address of the pool, float32; parts; and the lengths of its dimensions but the third.
+    """
+    _attend_all(record, carray(float_at(get(record + 96)), _shape(record)))
+
+
+@thread_entry
+def _attend_bfloat16(record: int) -> None:
+    """The same over a pool of bfloat16."""
+    _attend_all(record, carray(narrow_at(get(record + 96)), _shape(record)))
+
+
+def parts_of(sequences: int, kv_heads: int, threads: int) -> int:
+    """In how many parts, each some of the KV heads, a sequence is computed, so that all threads have work."""
+    return 1 if threads == 1 or sequences >= 3 * threads else kv_heads
+
+
+def bits_of(value: float) -> int:
+    """A float32 as an integer: what compiled kernels are told."""
+    return int(np.float32(value).view(np.uint32))
 
 
 def decode_attention(
@@ -207,10 +244,15 @@ def decode_attention(
 
     `query`, `out` float32 [sequences, heads, head_dim]; `pool` contiguous; `tables` int64 [sequences, blocks] (unused
     entries arbitrary); `lengths` int64 [sequences], tokens visible including the query's own. `window` > 0 keeps only the
-    last `window` tokens; `softcap` > 0 bounds scores to softcap * tanh(score / softcap). Mutates `out`, and with several
-    threads the calling thread's number of numba threads.
+    last `window` tokens; `softcap` > 0 bounds scores to softcap * tanh(score / softcap). Mutates `out`. Arrays are contiguous.
     """
-    if set_threads(threads) == 1:
-        _serial(query, pool, layer, tables, lengths, scale, window, softcap, out)
-        return
-    _parallel(query, pool, layer, tables, lengths, scale, window, softcap, out)
+    sequences, heads, _ = query.shape
+    blocks, layers, _, kv_heads, block_tokens, head_dim = pool.shape
+    run(
+        _attend_float32 if pool.dtype == np.float32 else _attend_bfloat16,
+        threads,
+        *(query.ctypes.data, out.ctypes.data, tables.ctypes.data, lengths.ctypes.data),
+        *(sequences, heads, layer, tables.shape[1], bits_of(scale), window, bits_of(softcap)),
+        *(pool.ctypes.data, parts_of(sequences, kv_heads, threads)),
+        *(blocks, layers, kv_heads, block_tokens, head_dim),
+    )

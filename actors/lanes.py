@@ -208,6 +208,16 @@ def narrow(address: int) -> Any:
 
 
 @intrinsic
+def float_at(typing: Any, address: Any) -> Any:
+    """The address of float32 as what `carray` takes."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], _FLOAT.as_pointer())
+
+    return types.CPointer(types.float32)(types.int64), emit
+
+
+@intrinsic
 def whole_at(typing: Any, address: Any) -> Any:
     """The address of int64 as what `carray` takes."""
 

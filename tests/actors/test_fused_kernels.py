@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.attention import LayerShape, Options, PagedAttention
-from actors.fused_kernels import bits_of, rms_norm, silu_product
+from actors.fused_kernels import rms_norm, silu_product
+from actors.kernels import bits_of
 from actors.step import Piece, build_step
 from actors.team import run
 from tests.actors.test_attention import plain
