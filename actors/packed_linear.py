@@ -10,7 +10,7 @@ same. Where torch's operators are missing, the CPU has no bfloat16, or a layer f
 oneDNN compiles code for every number of rows that it meets and keeps it, hundreds of kilobytes each. So rows are filled up to
 one of a few numbers (`padded_rows`): memory stops growing after the first minutes, and few steps wait for a compiler.
 
-Up to `panels.MOST_ROWS` rows, which oneDNN is slow at, are multiplied by a kernel of our own, from the same weights
+Up to `panels.MOST_ROWS` rows, which oneDNN is slow at, are multiplied by kernels of our own, from the same weights
 (`panels.py`).
 
 What a row comes to depends on how many are computed with it: oneDNN chooses by that how it sums. Where it must not, every

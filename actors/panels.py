@@ -1,4 +1,4 @@
-"""The product of a few rows with a packed weight, for bfloat16: what a decode step of a few sequences is made of.
+"""The product of a few rows with a packed weight, for bfloat16: what a decode step is made of.
 
 Such a product reads the whole weight for little arithmetic; it is as fast as memory is. oneDNN reads at half of that for the
 sizes of small models, so up to `MOST_ROWS` rows are multiplied here, from the very bytes that oneDNN has packed: nothing
@@ -6,8 +6,9 @@ is held twice.
 
 The layout, where it is this one (`address_of` compares): panels of 32 outputs behind each other; in each, for every pair of
 inputs, the pair of each of the 32. A pair is one 32-bit word, so 16 outputs are one vector, whose low halves times the pair's
-first input, and high halves times its second, are added to 16 sums. Inputs are widened to float32 first; the result is
-rounded once. Memory is asked for `_AHEAD` bytes before it is needed, because the arithmetic waits for it otherwise.
+first input, and high halves times its second, are added to 16 sums. That serves up to four rows on any CPU; where there are
+matrix tiles (`tiles.py`), whose layout it is as well, they serve up to sixteen. Sums are float32, and rounded once. Memory is
+asked for `_AHEAD` bytes before it is needed, because the arithmetic waits for it otherwise.
 
 Limits: inputs and outputs are multiples of 32. A row's sums depend, in their last bit, on how many rows there are.
 """
@@ -20,12 +21,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from actors import tiles
 from actors.lanes import fill, fma, load, load_narrow, narrow, panel_sums, store, store_narrow
 from actors.team import run
-from kvpool.compiled import thread_entry
+from kvpool.compiled import inner, thread_entry
 from kvpool.kernels.atomics import fetch_add, get
 
-MOST_ROWS: Final = 4
+_FEW: Final = 4
+MOST_ROWS: Final = tiles.MOST_ROWS if tiles.supported() else _FEW
 PANEL: Final = 32
 _AHEAD: Final = 4096
 
@@ -33,23 +36,38 @@ _one_row, _two_rows, _four_rows = (panel_sums(rows, _AHEAD) for rows in (1, 2, 4
 _ONE = np.float32(1.0)
 
 
+@inner
+def _finish(record: int, space: Any, sums: int, panel: int) -> None:
+    """One panel's outputs of all rows, from their sums in `space`."""
+    bias, other, target = get(record + 24), get(record + 32), narrow(get(record + 40))
+    rows, outputs = get(record + 48), get(record + 64)
+    one = fill(_ONE)
+    for row in range(rows):
+        for d in range(0, PANEL, 16):
+            value = load(space, sums + row * PANEL + d)
+            at = panel * PANEL + d
+            if bias != 0:
+                value = fma(load_narrow(narrow(bias), at), one, value)
+            if other != 0:
+                value = fma(load_narrow(narrow(other), row * outputs + at), one, value)
+            store_narrow(target, row * outputs + at, value)
+
+
 @thread_entry
-def _multiply(record: int) -> None:
+def _multiply_few(record: int) -> None:
     """out := x times the weight, plus bias, plus other.
 
     Words: addresses of x, bfloat16 [rows, inputs], of the weight, of bias [outputs] or 0, of other [rows, outputs] or 0, and of
     out, bfloat16 [rows, outputs]; rows, 1 to 4; inputs; outputs.
     """
-    source, target = narrow(get(record + 8)), narrow(get(record + 40))
-    weight, bias, other = get(record + 16), get(record + 24), get(record + 32)
+    source, weight = narrow(get(record + 8)), get(record + 16)
     rows, inputs, outputs = get(record + 48), get(record + 56), get(record + 64)
-    space = np.zeros(MOST_ROWS * (inputs + PANEL) + 16, np.float32)  # a row that is missing is zeros
+    space = np.zeros(_FEW * (inputs + PANEL) + 16, np.float32)  # a row that is missing is zeros
     wide = -(space.ctypes.data // 4) % 16  # a cache line's start
-    sums = wide + MOST_ROWS * inputs
+    sums = wide + _FEW * inputs
     for d in range(0, rows * inputs, 16):
         store(space, wide + d, load_narrow(source, d))
     x_at, sums_at = space.ctypes.data + 4 * wide, space.ctypes.data + 4 * sums
-    one = fill(_ONE)
     while True:
         panel = fetch_add(record, 1)
         if panel >= outputs // PANEL:
@@ -61,15 +79,36 @@ def _multiply(record: int) -> None:
             _two_rows(x_at, 4 * inputs, panel_at, inputs // 2, sums_at)
         else:
             _four_rows(x_at, 4 * inputs, panel_at, inputs // 2, sums_at)
-        for row in range(rows):
-            for d in range(0, PANEL, 16):
-                value = load(space, sums + row * PANEL + d)
-                at = panel * PANEL + d
-                if bias != 0:
-                    value = fma(load_narrow(narrow(bias), at), one, value)
-                if other != 0:
-                    value = fma(load_narrow(narrow(other), row * outputs + at), one, value)
-                store_narrow(target, row * outputs + at, value)
+        _finish(record, space, sums, panel)
+
+
+def _multiply_with_tiles() -> int:
+    """The same kernel for up to 16 rows, which compiles only where there are tiles; else 0."""
+    if not tiles.supported():
+        return 0
+
+    @thread_entry
+    def multiply_tiles(record: int) -> None:
+        x, weight = get(record + 8), get(record + 16)
+        rows, inputs, outputs = get(record + 48), get(record + 56), get(record + 64)
+        space = np.zeros(tiles.MOST_ROWS * PANEL + 16 + 32, np.float32)
+        sums = -(space.ctypes.data // 4) % 16
+        sums_at = space.ctypes.data + 4 * sums
+        setting_at = sums_at + 4 * tiles.MOST_ROWS * PANEL
+        tiles.begin_tiles(rows, setting_at)
+        while True:
+            panel = fetch_add(record, 1)
+            if panel >= outputs // PANEL:
+                break
+            panel_at = weight + panel * inputs * PANEL * 2
+            tiles.tile_sums(x, 2 * inputs, panel_at, inputs // 2, sums_at, _AHEAD)
+            _finish(record, space, sums, panel)
+        tiles.end_tiles(setting_at)
+
+    return multiply_tiles
+
+
+_multiply_tiles: Final = _multiply_with_tiles()
 
 
 def address_of(packed: torch.Tensor, weight: torch.Tensor) -> int:
@@ -106,5 +145,6 @@ def multiply(
     other = None if other is None else other.contiguous()
     out = x.new_empty(rows, outputs)
     added = (0 if bias is None else bias.data_ptr(), 0 if other is None else other.data_ptr())
-    run(_multiply, torch.get_num_threads(), x.data_ptr(), weight_at, *added, out.data_ptr(), rows, inputs, outputs)
+    kernel = _multiply_few if rows <= _FEW else _multiply_tiles
+    run(kernel, torch.get_num_threads(), x.data_ptr(), weight_at, *added, out.data_ptr(), rows, inputs, outputs)
     return out

@@ -84,6 +84,17 @@ def test_rows_need_not_lie_side_by_side() -> None:
         assert torch.equal(product.added_to(x[::2], other[::2]), product.added_to(x[::2].clone(), other[::2].clone()))
 
 
+@pytest.mark.parametrize("rows", [1, 4, 5])
+def test_a_cpu_without_tiles_multiplies_four_rows(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    torch.manual_seed(5)
+    weight, x = torch.randn(96, 64).bfloat16(), torch.randn(rows, 64).bfloat16()
+    monkeypatch.setattr(panels, "MOST_ROWS", panels._FEW)
+    monkeypatch.setattr(panels, "_multiply_tiles", None)
+    with torch.inference_mode():
+        found = PackedWeight(weight, None, set_rows=False)(x)
+    assert torch.allclose(found.double(), x.double() @ weight.double().T, rtol=2**-7, atol=1e-2)
+
+
 def test_many_rows_are_onednns(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(3)
     weight = torch.randn(96, 64).bfloat16()
