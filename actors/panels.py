@@ -6,8 +6,8 @@ is held twice.
 
 The layout, where it is this one (`address_of` compares): panels of 32 outputs behind each other; in each, for every pair of
 inputs, the pair of each of the 32. A pair is one 32-bit word, so 16 outputs are one vector, whose low halves times the pair's
-first input, and high halves times its second, are added to 16 sums. That serves up to four rows on any CPU; where there are
-matrix tiles (`tiles.py`), whose layout it is as well, they serve up to sixteen. Sums are float32, and rounded once. Memory is
+first input, and high halves times its second, are added to 16 sums. Vectors are fast enough for up to four rows; matrix tiles,
+where the CPU has them (`tiles.py`), for up to sixteen, and for one row as well. Sums are float32, and rounded once. Memory is
 asked for `_AHEAD` bytes before it is needed, because the arithmetic waits for it otherwise.
 
 Limits: inputs and outputs are multiples of 32. A row's sums depend, in their last bit, on how many rows there are.
@@ -145,6 +145,15 @@ def multiply(
     other = None if other is None else other.contiguous()
     out = x.new_empty(rows, outputs)
     added = (0 if bias is None else bias.data_ptr(), 0 if other is None else other.data_ptr())
-    kernel = _multiply_few if rows <= _FEW else _multiply_tiles
-    run(kernel, torch.get_num_threads(), x.data_ptr(), weight_at, *added, out.data_ptr(), rows, inputs, outputs)
+    run(
+        _multiply_tiles or _multiply_few,
+        torch.get_num_threads(),
+        x.data_ptr(),
+        weight_at,
+        *added,
+        out.data_ptr(),
+        rows,
+        inputs,
+        outputs,
+    )
     return out

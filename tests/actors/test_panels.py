@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given
@@ -19,18 +21,29 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
     return found
 
 
+@pytest.fixture(params=[True, False])
+def most_rows(request: pytest.FixtureRequest) -> Iterator[int]:
+    """With and without matrix tiles."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.param:
+            patch.setattr(panels, "MOST_ROWS", panels._FEW)
+            patch.setattr(panels, "_multiply_tiles", 0)
+        yield panels.MOST_ROWS
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @given(
-    rows=st.integers(1, panels.MOST_ROWS),
+    rows=st.integers(1, 16),
     shape=st.sampled_from([(32, 32), (96, 64), (576, 1536), (320, 96)]),
     with_bias=st.booleans(),
     with_other=st.booleans(),
     size=st.sampled_from([1e-3, 1.0, 1e3]),
 )
 def test_it_is_the_product_rounded_once(
-    threads: int, rows: int, shape: tuple[int, int], with_bias: bool, with_other: bool, size: float
+    most_rows: int, threads: int, rows: int, shape: tuple[int, int], with_bias: bool, with_other: bool, size: float
 ) -> None:
     outputs, inputs = shape
+    rows = min(rows, most_rows)
     torch.manual_seed(rows)
     weight, x = torch.randn(shape).bfloat16(), (torch.randn(rows, inputs) * size).bfloat16()
     bias = torch.randn(outputs).bfloat16() if with_bias else None
@@ -89,7 +102,7 @@ def test_a_cpu_without_tiles_multiplies_four_rows(monkeypatch: pytest.MonkeyPatc
     torch.manual_seed(5)
     weight, x = torch.randn(96, 64).bfloat16(), torch.randn(rows, 64).bfloat16()
     monkeypatch.setattr(panels, "MOST_ROWS", panels._FEW)
-    monkeypatch.setattr(panels, "_multiply_tiles", None)
+    monkeypatch.setattr(panels, "_multiply_tiles", 0)
     with torch.inference_mode():
         found = PackedWeight(weight, None, set_rows=False)(x)
     assert torch.allclose(found.double(), x.double() @ weight.double().T, rtol=2**-7, atol=1e-2)
