@@ -136,7 +136,7 @@ def address_of(packed: torch.Tensor, weight: torch.Tensor) -> int:
 def multiply(
     x: torch.Tensor, weight_at: int, bias: torch.Tensor | None, other: torch.Tensor | None, outputs: int
 ) -> torch.Tensor:
-    """Returns bfloat16 [rows, outputs] from bfloat16 `x` [rows, inputs], 1 to `MOST_ROWS` rows.
+    """Returns bfloat16 [rows, outputs] from bfloat16 `x` [rows, inputs], at most `MOST_ROWS` rows.
 
     `weight_at` from `address_of`; `bias` [outputs], contiguous, and `other` [rows, outputs], both bfloat16, are added.
     """
@@ -144,6 +144,8 @@ def multiply(
     x = x.contiguous()
     other = None if other is None else other.contiguous()
     out = x.new_empty(rows, outputs)
+    if not rows:  # of which a step has none that wants logits; tiles of no rows are a fault
+        return out
     added = (0 if bias is None else bias.data_ptr(), 0 if other is None else other.data_ptr())
     run(
         _multiply_tiles or _multiply_few,

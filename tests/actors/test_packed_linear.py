@@ -56,6 +56,16 @@ def test_what_is_filled_up_changes_no_row() -> None:
             assert torch.allclose(model(x[:, :rows]), whole[:, :rows], atol=1e-2), rows
 
 
+@pytest.mark.parametrize("fill", [packed_linear.padded_rows, packed_linear.set_rows])
+def test_no_rows_are_no_rows(fill: packed_linear.Fill) -> None:
+    """A step whose chunks all go on wants no logits."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(64, 96), nn.Linear(96, 64)).bfloat16()
+    assert pack(model, fill).layers == 2
+    with torch.inference_mode():
+        assert model(torch.empty(1, 0, 64, dtype=torch.bfloat16)).shape == (1, 0, 64)
+
+
 def test_undo_gives_the_same_bits_back() -> None:
     model = net()
     x = torch.randn(3, 48).to(torch.bfloat16)
