@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 from array import array
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +32,14 @@ _MAPS = Path("/proc/self/maps")
 _TEAM_ROWS: Final = 32
 
 
+def _distance(path: str) -> tuple[int, str]:
+    """Orders libraries: what came with torch, then the system's, then those that other packages bring."""
+    own = Path(torch.__file__).parent
+    if Path(path).is_relative_to(own) or Path(path).is_relative_to(own.with_name("torch.libs")):
+        return 0, path
+    return 2 if Path(path).is_relative_to(sys.prefix) else 1, path
+
+
 @functools.cache
 def _fork_address() -> int:
     """Of `GOMP_parallel` in the library that torch has loaded; 0 if it has none."""
@@ -38,8 +47,7 @@ def _fork_address() -> int:
         loaded = {line.split(maxsplit=5)[-1] for line in _MAPS.read_text().splitlines() if "libgomp" in line}
     except OSError:
         return 0
-    torch_has = sorted(path for path in loaded if Path(path).is_relative_to(Path(torch.__file__).parents[1]))
-    for path in torch_has or sorted(loaded):
+    for path in sorted(loaded, key=_distance):
         try:
             return ctypes.cast(ctypes.CDLL(path).GOMP_parallel, ctypes.c_void_p).value or 0
         except (OSError, AttributeError):

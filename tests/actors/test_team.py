@@ -77,6 +77,14 @@ def test_no_library_is_no_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert team._fork_address.__wrapped__() == 0
 
 
+def test_what_came_with_torch_is_asked_first() -> None:
+    home = Path(torch.__file__).parent
+    ours, beside = f"{home}/lib/libgomp.so.1", f"{home.parent}/torch.libs/libgomp-1.so"
+    other, system = f"{home.parent}/other.libs/libgomp-2.so", "/usr/lib/libgomp.so.1"
+    for own in (ours, beside):
+        assert sorted([system, other, own], key=team._distance) == [own, system, other]
+
+
 def test_torch_here_has_gnu_openmp() -> None:
     """Else all the tests above are about one thread."""
     assert team._fork_address()
