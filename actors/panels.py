@@ -104,6 +104,7 @@ def _multiply_with_tiles() -> int:
             tiles.tile_sums(x, 2 * inputs, panel_at, inputs // 2, sums_at, _AHEAD)
             _finish(record, space, sums, panel)
         tiles.end_tiles(setting_at)
+        space[0] = 0.0  # an array is freed after its last use, and its address is none
 
     return multiply_tiles
 
