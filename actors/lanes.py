@@ -4,9 +4,6 @@ Spelt out for LLVM as intrinsics, so that it does not depend on what LLVM's vect
 know; where the CPU has shorter registers LLVM splits them.
 
 exp is Cephes' expf: range reduction by ln 2 in two parts, a polynomial, the exponent put together from bits.
-
-Limit: numba notices a change of the file with the compiled function (`kernels.py`), not of this one. After a change here
-remove the caches: `make clean`, or the `__pycache__` of this directory.
 """
 
 from __future__ import annotations
