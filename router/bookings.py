@@ -7,8 +7,8 @@ A booking is made at the choice, moved to the replica that really accepted, and 
 one replica at a time, so its id names its booking; doing any of this again, or late, changes nothing.
 
 How much of a replica's bookings comes on top of its report: those that the report cannot contain yet. A report contains a
-request once it arrived `SETTLE_S` after the request was accepted (it takes that long to be queued, counted and sent).
-Without a report all bookings count. A request whose first token has come owes no prompt tokens any more; it goes on as a
+request once the replica looked `SETTLE_S` after it accepted the request (it takes that long to be queued and counted). The
+replica may have accepted it `HEARD_S` before that was heard of here. Without a report all bookings count. A request whose first token has come owes no prompt tokens any more; it goes on as a
 request that decodes.
 
 The keys of a booked prompt are promised: the replica has them or is about to compute them, and a later request with
@@ -44,6 +44,7 @@ from router.booking_event import Ladder
 from router.booking_table import Booking, BookingTable, IntArray, Reported, Roll, packed_ladder
 
 SETTLE_S: Final = 0.1
+HEARD_S: Final = 0.02
 REMOTE_LIFE_S: Final = 600.0
 LINGER_S: Final = 0.5
 """The directory shows a block within some tens of milliseconds; a report is sent within 0.05 s of a change."""
@@ -112,7 +113,7 @@ class Bookings:
             booking.replica_id, booking.accepted_at, booking.started_at = replica_id, math.inf, math.inf
             self._add(booking)
         if booking.accepted_at == math.inf:
-            booking.accepted_at = now
+            booking.accepted_at = max(booking.booked_at, now - HEARD_S)
         booking.uncached_tokens = max(0, booking.prompt_tokens - cached_tokens)
         self._table.note(booking)
         return before != (booking.replica_id, booking.owed_tokens)

@@ -37,7 +37,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -49,6 +49,7 @@ from kvpool.directory.messages import Batch, Gone, Heartbeat, Message, ReplicaLo
 from kvpool.keys import KEY_BYTES
 from router.beats import Beats
 from router.key_table import NO_SLOT, KeyTable
+from router.writer_clock import WriterClock
 
 _MOMENT_S = 5e-5
 
@@ -69,8 +70,9 @@ class PoolView(NamedTuple):
     """One pool as the router sees it. `whole` false: its keys are not known just now, its load is.
 
     `slot`: its index in what `Mirror.depths` returns; one whose depth is always 0 when the pool is not whole.
-    `age_s`: since its last sign of life. `load_age_s`: since the heartbeat that brought `free_blocks` and `replicas`;
-    infinite until there was one (both are empty then). A new epoch of the same region keeps all three.
+    `age_s`: since its last sign of life. `load_age_s`: since the writer looked at `free_blocks` and `replicas`, which a
+    heartbeat brought (`writer_clock.py`); infinite until there was one (both are empty then). A new epoch of the same region
+    keeps all three.
     """
 
     pool: str
@@ -107,6 +109,7 @@ class _Pool:
     free_blocks: int = 0
     replicas: tuple[ReplicaLoad, ...] = ()
     load_at: float = -math.inf
+    clock: WriterClock = field(default_factory=WriterClock)
     retry_at: float = 0.0
     pause_s: float = 0.0
 
@@ -328,7 +331,8 @@ class Mirror:
         pool.heard_at = now
         if isinstance(message, Heartbeat) and position > pool.heard_position:
             pool.heard_position = position
-            pool.free_blocks, pool.replicas, pool.load_at = message.free_blocks, message.replicas, now
+            pool.free_blocks, pool.replicas = message.free_blocks, message.replicas
+            pool.load_at = pool.clock.read(message.told_at, now)
             pool.lease_s = message.lease_s
             self._beats.note(message.writer.pool)
 

@@ -26,7 +26,7 @@ import msgpack
 from kvpool.directory.errors import MalformedEntry
 from kvpool.keys import KEY_BYTES
 
-VERSION: Final = 2
+VERSION: Final = 3
 MAX_BATCH_KEYS: Final = 512
 MAX_SNAPSHOT_KEYS: Final = 1 << 26
 MAX_NAME_LENGTH: Final = 128
@@ -97,7 +97,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The writer lives, its last batch was `seq`; silence longer than `lease_s` means that it is gone."""
+    """The writer lives, its last batch was `seq`; silence longer than `lease_s` means that it is gone.
+
+    `told_at`: when its load was looked at, in seconds of a clock of the writer's own that only runs forward; 0: not told.
+    """
 
     writer: Writer
     seq: int
@@ -105,10 +108,12 @@ class Heartbeat:
     lease_s: float
     free_blocks: int
     replicas: tuple[ReplicaLoad, ...]
+    told_at: float = 0.0
 
     def __post_init__(self) -> None:
         _numbered(self.seq, self.digest)
         _number("lease_s", self.lease_s)
+        _number("told_at", self.told_at)
         _loaded(self.free_blocks, self.replicas)
 
 
@@ -151,7 +156,7 @@ def encode(message: Message) -> bytes:
             (one.replica_id, one.queued_prefill_tokens, one.running, one.waiting, one.prefill_tokens_per_s)
             for one in message.replicas
         ]
-        return _pack((*head, message.digest, message.lease_s, message.free_blocks, replicas))
+        return _pack((*head, message.digest, message.lease_s, message.free_blocks, replicas, message.told_at))
     return _pack(head)
 
 
@@ -163,8 +168,8 @@ def decode(data: bytes) -> Message:
             seq, digest, removed, added = fields
             return Batch(writer, seq, removed, added, digest)
         if kind == _HEARTBEAT:
-            seq, digest, lease_s, free_blocks, replicas = fields
-            return Heartbeat(writer, seq, digest, lease_s, free_blocks, _replicas(replicas))
+            seq, digest, lease_s, free_blocks, replicas, told_at = fields
+            return Heartbeat(writer, seq, digest, lease_s, free_blocks, _replicas(replicas), told_at)
         if kind == _GONE:
             (seq,) = fields
             return Gone(writer, seq)

@@ -273,10 +273,12 @@ class Publisher:
         due = self._sent is None or now - self._sent_at >= self._settings.heartbeat_s
         if not due and now - self._sent_at < self._settings.load_s:
             return
+        told_at = self._clock()  # `now` may be older by all that was published since
         load = self._load()
         if due or load != self._sent:
             lease_s = self._settings.lease_s
-            self._write(Heartbeat(self._who, self._seq, self._digest, lease_s, load.free_blocks, load.replicas))
+            what = (load.free_blocks, load.replicas, told_at)
+            self._write(Heartbeat(self._who, self._seq, self._digest, lease_s, *what))
             self._sent, self._sent_at = load, now
             self._counts["heartbeats"] += 1
 

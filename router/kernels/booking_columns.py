@@ -217,8 +217,10 @@ def see_candidates(
         queued = max(0, get(loads + place) - get(over))
         more = max(queued, get(doubtful + place)) - get(loads + place)
         put(tokens + place, get(tokens + place) + more)
-        waits = max(0, get(loads + 3 * column + place) - get(over + column))
-        runs = max(0, get(loads + column + place) - get(over + 2 * column))
+        # Who had no first token may have waited or been computed: a report says that of a request whose prompt is in hand.
+        waits = get(loads + 3 * column + place) - get(over + column)
+        runs = max(0, get(loads + column + place) - get(over + 2 * column) + min(0, waits))
+        waits = max(0, waits)
         more = waits - get(loads + 3 * column + place) + max(0, get(doubtful + column + place) - runs - waits)
         put(waiting + place, get(waiting + place) + more)
         more = max(runs, get(doubtful + 2 * column + place)) - get(loads + column + place)

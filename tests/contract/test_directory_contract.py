@@ -332,4 +332,4 @@ def test_a_batch_that_was_damaged_shows_as_a_gap(backend: Backend) -> None:
 
 
 def test_the_names_say_which_space_it_is() -> None:
-    assert SPACE.prefix == "{kvatlas:2:cluster:" + "ab" * 16 + ":16}"
+    assert SPACE.prefix == "{kvatlas:3:cluster:" + "ab" * 16 + ":16}"

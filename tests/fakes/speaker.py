@@ -59,9 +59,11 @@ class Speaker:
         """Sends the next batch."""
         self.end.write(self.batch(added, removed))
 
-    def heartbeat(self, *replicas: ReplicaLoad, free_blocks: int = 0, lease_s: float = 3.0) -> Heartbeat:
+    def heartbeat(
+        self, *replicas: ReplicaLoad, free_blocks: int = 0, lease_s: float = 3.0, told_at: float = 0.0
+    ) -> Heartbeat:
         """A heartbeat of a pool that these replicas share, not sent."""
-        return Heartbeat(self.writer, self.seq, self.digest, lease_s, free_blocks, replicas)
+        return Heartbeat(self.writer, self.seq, self.digest, lease_s, free_blocks, replicas, told_at)
 
     def beat(self, *replicas: ReplicaLoad, free_blocks: int = 0, lease_s: float = 3.0) -> None:
         """Sends a heartbeat."""

@@ -15,6 +15,8 @@ from tests.fakes.speaker import Speaker, key
 
 BLOCK_TOKENS = 16
 FRESH_S = 3.0
+CLOCK_S = 1234.5
+"""The publishers' clocks are ahead by that much."""
 
 
 class NoEnd:
@@ -91,12 +93,23 @@ class Scene:
         pool: str = "",
         queued_prefill_tokens: int = 0,
         running: int = 0,
+        late_s: float = 0.0,
     ) -> None:
-        """The replica's own pool sends a heartbeat; it holds the keys with these numbers from its first one on."""
-        load = ReplicaLoad(replica_id, queued_prefill_tokens, running)
-        self.hear_shared(pool or f"p-{replica_id}", load, held=held)
+        """The replica's own pool sends a heartbeat; it holds the keys with these numbers from its first one on.
 
-    def hear_shared(self, pool: str, *replicas: ReplicaLoad, held: Sequence[int] = (), free_blocks: int = 1000) -> None:
+        It looked at its load `late_s` ago.
+        """
+        load = ReplicaLoad(replica_id, queued_prefill_tokens, running)
+        self.hear_shared(pool or f"p-{replica_id}", load, held=held, late_s=late_s)
+
+    def hear_shared(
+        self,
+        pool: str,
+        *replicas: ReplicaLoad,
+        held: Sequence[int] = (),
+        free_blocks: int = 1000,
+        late_s: float = 0.0,
+    ) -> None:
         """The same for a pool that these replicas share."""
         speaker = self.speakers.get(pool)
         if speaker is None:
@@ -105,7 +118,8 @@ class Scene:
             self.speakers[pool] = speaker
             self.mirror.load(StoredSnapshot(speaker.snapshot(), self.position), self.now)
         self.position += 1
-        beat = speaker.heartbeat(*replicas, free_blocks=free_blocks, lease_s=FRESH_S)
+        told_at = self.now - late_s + CLOCK_S
+        beat = speaker.heartbeat(*replicas, free_blocks=free_blocks, lease_s=FRESH_S, told_at=told_at)
         self.mirror.apply(LogEntry(self.position, beat), self.now)
         self.mirror.note_progress(self.now, 0)
 

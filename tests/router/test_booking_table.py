@@ -141,6 +141,7 @@ def test_what_a_report_may_contain_already_is_not_counted_twice() -> None:
         (1.0, 1.5, 2.6, (40, 0, 1)),  # decoded at the time of the report, and is over
         (2.45, 2.5, 2.6, (40, 0, 1)),
         (1.0, 2.55, 2.6, (20, 1, 0)),  # owed its 20 tokens then
+        (2.45, 2.55, 2.6, (20, 1, 0)),
         (1.0, 1.5, 2.5, (40, 1, 1)),  # over before the report: that cannot contain it
         (2.55, 2.56, 2.6, (40, 1, 1)),  # accepted after it
     ],
@@ -157,6 +158,19 @@ def test_what_ended_after_a_report_is_taken_off_it(
     words[2], words[7] = np.array([2.4]).view(np.int64), np.array([2.5]).view(np.int64)
     seen = table.see(reported(Roll(("r0",)), slots, slots.ctypes.data, words), np.zeros(1, np.int32), b"", 16, 70)
     assert (int(seen[1][0]), int(seen[2][0]), int(seen[4][0])) == wanted
+
+
+@pytest.mark.parametrize(("running", "waiting"), [(1, 0), (0, 1), (3, 0), (2, 2)])
+def test_whose_prompt_was_being_computed_is_taken_off_what_runs(running: int, waiting: int) -> None:
+    """A report says of a request whose prompt is in hand that it runs, long before its first token is here."""
+    table = BookingTable()
+    one = booking(20, "r0")
+    one.accepted_at, one.started_at, one.ended_at = 2.0, 2.55, 2.6
+    table.add(one)
+    slots, words = np.zeros(1, np.int64), np.array([[5], [running], [0], [waiting], [0], [0], [0], [0]], np.int64)
+    words[2], words[7] = np.array([2.4]).view(np.int64), np.array([2.5]).view(np.int64)
+    seen = table.see(reported(Roll(("r0",)), slots, slots.ctypes.data, words), np.zeros(1, np.int32), b"", 16, 70)
+    assert (int(seen[1][0]), int(seen[2][0] + seen[4][0])) == (0, running + waiting - 1)
 
 
 def test_nothing_is_taken_off_twice() -> None:

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from router.booking_event import ladder_of
 from router.booking_table import Roll
-from router.bookings import LINGER_S, REMOTE_LIFE_S, SETTLE_S, Bookings
+from router.bookings import HEARD_S, LINGER_S, REMOTE_LIFE_S, SETTLE_S, Bookings
 
 REPLICAS = ("a", "b")
 REQUESTS = tuple(f"q{number}" for number in range(6))
@@ -51,6 +51,7 @@ class Known:
     path: tuple[int, ...]
     accepted_at: float | None = None
     started: bool = False
+    booked_at: float = 0.0
 
     @property
     def owed_tokens(self) -> int:
@@ -79,7 +80,7 @@ class Machine(RuleBasedStateMachine):
     def book(self, request: str, replica: str, path: tuple[int, ...], cached: int, extra: int) -> None:
         tokens = 16 * len(path) + extra
         self.bookings.book(request, replica, tokens, cached, chain(path), self.now)
-        self.known[request] = Known(replica, tokens, max(0, tokens - cached), path)
+        self.known[request] = Known(replica, tokens, max(0, tokens - cached), path, booked_at=self.now)
 
     @rule(request=st.sampled_from(REQUESTS), replica=st.sampled_from(REPLICAS), cached=st.integers(0, 100))
     def move(self, request: str, replica: str, cached: int) -> None:
@@ -91,7 +92,8 @@ class Machine(RuleBasedStateMachine):
         before = (known.replica_id, known.owed_tokens)
         if known.replica_id != replica:
             known.replica_id, known.accepted_at, known.started = replica, None, False
-        known.accepted_at = self.now if known.accepted_at is None else known.accepted_at
+        if known.accepted_at is None:
+            known.accepted_at = max(known.booked_at, self.now - HEARD_S)
         known.uncached_tokens = max(0, known.prompt_tokens - cached)
         assert told == (before != (replica, known.owed_tokens))
 
@@ -266,8 +268,8 @@ def test_a_report_contains_what_was_accepted_long_enough_before_it() -> None:
     bookings.book("q", "a", 100, 40, chain((1, 2)), 10.0)
     assert load(bookings, ["a"], [99.0]) == [(60, 1)]  # not accepted: no report can contain it
     bookings.move("q", "a", 40, 10.5)
-    assert load(bookings, ["a"], [10.5 + 0.9 * SETTLE_S]) == [(60, 1)]
-    assert load(bookings, ["a"], [10.51 + SETTLE_S]) == [(0, 0)]
+    assert load(bookings, ["a"], [10.5 - HEARD_S + 0.9 * SETTLE_S]) == [(60, 1)]
+    assert load(bookings, ["a"], [10.5 - HEARD_S + 1.1 * SETTLE_S]) == [(0, 0)]
     assert load(bookings, ["a"], [None]) == [(60, 1)]
 
 

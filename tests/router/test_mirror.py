@@ -296,6 +296,19 @@ def test_the_age_of_the_load_is_that_of_the_heartbeat_that_brought_it() -> None:
     assert feed.mirror.pools(feed.now)[0].load_age_s == 0.0
 
 
+def test_a_load_that_was_long_on_its_way_is_as_old_as_it_was_looked_at() -> None:
+    feed, one = Feed(), speaker()
+    feed.load(one)
+    feed.apply(one.heartbeat(told_at=2000.0))
+    feed.now += 1.0
+    feed.apply(one.heartbeat(ReplicaLoad("r", running=1), told_at=2000.75))
+    view = feed.mirror.pools(feed.now)[0]
+    assert (view.age_s, view.load_age_s, view.replicas[0].running) == (0.0, 0.25, 1)
+    # Another epoch is another process, and its clock another.
+    feed.apply(speaker(epoch=2).heartbeat(told_at=7.0))
+    assert feed.mirror.pools(feed.now)[0].load_age_s == 0.0
+
+
 def test_depths_are_those_of_match_by_slot() -> None:
     feed = Feed()
     for number in range(5):

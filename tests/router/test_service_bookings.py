@@ -54,8 +54,11 @@ def test_the_next_turn_finds_its_prefix_though_it_is_faster_than_the_directory()
         assert scene.service.route("next", BOTH).predicted_tokens == 0
 
 
-def test_a_replica_whose_report_is_older_than_the_end_of_its_work_is_idle() -> None:
-    """Short requests one after the other: each report is from the middle of one, and the next must not go elsewhere for it."""
+@pytest.mark.parametrize("late_s", [0.0, 0.01, 0.3])
+def test_a_replica_whose_report_is_older_than_the_end_of_its_work_is_idle(late_s: float) -> None:
+    """Short requests one after the other: each report is from the middle of one, and the next must not go elsewhere for it; not
+    for one either that was long on its way and comes after the end.
+    """
     scene = Scene()
     for replica_id in BOTH:
         scene.hear(replica_id)
@@ -68,8 +71,12 @@ def test_a_replica_whose_report_is_older_than_the_end_of_its_work_is_idle() -> N
             ticket.admitted(there, 32 if number else 0)
             ticket.started()
             scene.now += 0.01
-            scene.hear(there, running=1)
+            if not late_s:
+                scene.hear(there, running=1)
             scene.now += 0.01
+        if late_s:
+            scene.now += late_s
+            scene.hear(there, running=1, late_s=0.01 + late_s)
         view = scene.service.explain(keys(50, 51), 40, 16, BOTH).view
         assert view.running.tolist() == view.waiting.tolist() == view.queued_tokens.tolist() == [0, 0]
     assert len(homes) == 1

@@ -160,7 +160,7 @@ def test_the_largest_message_can_be_read() -> None:
         for number in range(MAX_REPLICAS)
     )
     writer = Writer("\U0001f600" * 128, (1 << 64) - 1, (1 << 64) - 1)
-    beat = Heartbeat(writer, MAX_NUMBER, (1 << 64) - 1, 3.0, MAX_NUMBER, loads)
+    beat = Heartbeat(writer, MAX_NUMBER, (1 << 64) - 1, 3.0, MAX_NUMBER, loads, 1e300)
     assert messages.decode(messages.encode(beat)) == beat
     with pytest.raises(MalformedEntry, match="longer"):
         messages.decode(bytes(MAX_ENTRY_BYTES + 1))

@@ -117,6 +117,7 @@ def test_heartbeats_come_in_time_and_on_change(pool: PublishedPool) -> None:
     assert len(beats) == before + 1
     assert isinstance(beats[-1], Heartbeat)
     assert (beats[-1].free_blocks, beats[-1].replicas) == (pool.load.free_blocks, pool.load.replicas)
+    assert pool.now - 0.07 <= beats[-1].told_at <= pool.now
     for number in range(100):  # a load that never stands still is said at a bounded rate
         pool.load = PoolLoad(9, (ReplicaLoad("r0", running=3), ReplicaLoad("r1", waiting=number)))
         pool.steps(1, 0.01)
