@@ -48,7 +48,8 @@ class Booking:
     """One request at one replica, of this process (`origin` empty) or of another router.
 
     `packed`: all keys of the prompt's full blocks, or the rungs of a ladder. `accepted_at` is infinite until the replica took
-    it (the earliest that this may have been), `started_at` until the first token, `ended_at` until the request ends. Times are monotonic seconds. `row` is the table's.
+    it (the earliest that this may have been), `started_at` until the first token, `ended_at` until the request ends. Times
+    are monotonic seconds. `row` is the table's.
     """
 
     request_id: str

@@ -8,8 +8,8 @@ one replica at a time, so its id names its booking; doing any of this again, or 
 
 How much of a replica's bookings comes on top of its report: those that the report cannot contain yet. A report contains a
 request once the replica looked `SETTLE_S` after it accepted the request (it takes that long to be queued and counted). The
-replica may have accepted it `HEARD_S` before that was heard of here. Without a report all bookings count. A request whose first token has come owes no prompt tokens any more; it goes on as a
-request that decodes.
+replica may have accepted it `HEARD_S` before that was heard of here. Without a report all bookings count. A request whose
+first token has come owes no prompt tokens any more; it goes on as a request that decodes.
 
 The keys of a booked prompt are promised: the replica has them or is about to compute them, and a later request with
 the same prefix waits for them there instead of computing them again. They are promised by that replica alone, also where others

@@ -46,5 +46,6 @@ def test_equal_prompts_share_under_one_salt_and_under_no_other(served: Served) -
         seen = explained(served, prompt, other)
         assert {(one["matched_tokens"], one["promised_tokens"], one["cached_tokens"]) for one in seen} == {(0, 0, 0)}
         assert cached(served, prompt, other) == 0
-    assert cached(served, prompt, "tenant a") == mine
-    assert cached(served, prompt, "tenant b") == mine
+    for tenant in ("tenant a", "tenant b"):
+        seen = explained(served, prompt, tenant)
+        assert cached(served, prompt, tenant) == mine, seen
