@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
+from actors import tile_attention
 from actors.errors import ModelRefused
 from actors.fused_kernels import attend_rows, prompt_rows, write_rows
 from actors.kernels import bits_of, decode_attention, parts_of, write_kv
@@ -218,12 +219,18 @@ class PagedAttention:
         out = qkv.new_empty(rows, heads * dim)
         rows_at = (qkv.data_ptr(), cos.data_ptr(), sin.data_ptr())
         told = (self._told_of(layer, shape).buffer_info()[0], step.told.buffer_info()[0])
+        on_tiles = tile_attention.fits(self._block_tokens, dim, shape.value_dim, shape.asked.scaling)
+        threads = torch.get_num_threads()
+        written = len(step.slot_blocks) if on_tiles else step.singles
+        if written:
+            run(write_rows, threads_for(written), *rows_at, written, *told)
         if step.singles:
-            run(write_rows, threads_for(step.singles), *rows_at, step.singles, *told)
-            threads = torch.get_num_threads()
             parts = parts_of(step.singles, shape.kv_heads, threads)
             run(attend_rows, threads, *rows_at, step.singles, *told, out.data_ptr(), parts)
         for chunk in step.chunks:
+            if on_tiles:
+                self._on_tiles(chunk, shape, qkv, rows_at, told[0], out)
+                continue
             room = _whole(chunk.count, _QUERIES)
             queries = qkv.new_zeros(heads, room, dim)
             both = qkv.new_zeros(0 if chunk.start else 2, shape.kv_heads, room, dim)
@@ -236,6 +243,24 @@ class PagedAttention:
         if rows > len(step.slot_blocks):
             out[len(step.slot_blocks) :].zero_()
         return out
+
+    @staticmethod
+    def _on_tiles(
+        chunk: PromptChunk,
+        shape: LayerShape,
+        qkv: torch.Tensor,
+        rows_at: tuple[int, int, int],
+        layer: int,
+        out: torch.Tensor,
+    ) -> None:
+        """Attention of a chunk whose K and V are in the pool already, into `out`. See `tile_attention.py`."""
+        end, keys, threads = chunk.start + chunk.count, tile_attention.KEYS, torch.get_num_threads()
+        first = max(0, chunk.start - shape.window + 1) // keys * keys if shape.window else 0
+        values = qkv.new_empty(shape.kv_heads * _whole(end - first, keys), shape.key_dim)
+        blocks, values_at = chunk.blocks.data_ptr(), values.data_ptr()
+        run(tile_attention.lay_values, threads, layer, blocks, first, end, values_at)
+        place = (chunk.first, chunk.count, chunk.start, blocks, values_at, first)
+        run(tile_attention.attend_chunk, threads, *rows_at, layer, *place, out.data_ptr())
 
     def _told_of(self, layer: int, shape: LayerShape) -> array[int]:
         """What kernels are told of the pool, and of how `layer` scores: see `fused_kernels.py`."""

@@ -112,7 +112,7 @@ def silu_product(record: int) -> None:
 
 
 @inner
-def _rotate(source: Any, at: int, cos: Any, sin: Any, angle: int, head_dim: int, out: Any, to: int) -> None:
+def rotate(source: Any, at: int, cos: Any, sin: Any, angle: int, head_dim: int, out: Any, to: int) -> None:
     """One head, from bfloat16 to float32."""
     half = head_dim // 2
     zero, minus = fill(np.float32(0.0)), fill(np.float32(-1.0))
@@ -125,7 +125,7 @@ def _rotate(source: Any, at: int, cos: Any, sin: Any, angle: int, head_dim: int,
 
 
 @inner
-def _narrowed(source: Any, at: int, count: int, out: Any, to: int) -> None:
+def narrowed(source: Any, at: int, count: int, out: Any, to: int) -> None:
     for d in range(0, count, 16):
         store_narrow(out, to + d, load(source, at + d))
 
@@ -149,8 +149,8 @@ def _write_row(
     first = (slot_blocks[row] * layers + get(layer + LAYER)) * 2 * kv_heads
     for head in range(kv_heads):
         slot = (first + head) * piece + slot_offsets[row] * head_dim
-        _rotate(qkv, at + (heads + head) * head_dim, cos, sin, angle, head_dim, turned, 0)
-        _narrowed(turned, 0, head_dim, flat, slot)
+        rotate(qkv, at + (heads + head) * head_dim, cos, sin, angle, head_dim, turned, 0)
+        narrowed(turned, 0, head_dim, flat, slot)
         _copied(qkv, at + (heads + kv_heads + head) * head_dim, head_dim, flat, slot + kv_heads * piece)
 
 
@@ -205,7 +205,7 @@ def attend_rows(record: int) -> None:
         first, count = first_head * group, (last_head - first_head) * group
         at, angle = row * (heads + 2 * kv_heads) * head_dim, row * head_dim
         for head in range(first, first + count):
-            _rotate(qkv, at + head * head_dim, cos, sin, angle, head_dim, flat_queries, head * head_dim)
+            rotate(qkv, at + head * head_dim, cos, sin, angle, head_dim, flat_queries, head * head_dim)
         attend(
             0,
             first_head,
@@ -220,7 +220,7 @@ def attend_rows(record: int) -> None:
             softcap,
             attended,
         )
-        _narrowed(flat_attended, first * head_dim, count * head_dim, out, (row * heads + first) * head_dim)
+        narrowed(flat_attended, first * head_dim, count * head_dim, out, (row * heads + first) * head_dim)
 
 
 @thread_entry
@@ -250,12 +250,12 @@ def prompt_rows(record: int) -> None:
             row = start + n
             at, angle = row * (heads + 2 * kv_heads) * head_dim, row * head_dim
             for head in range(heads):
-                _rotate(qkv, at + head * head_dim, cos, sin, angle, head_dim, turned, 0)
-                _narrowed(turned, 0, head_dim, by_head, (head * room + n) * head_dim)
+                rotate(qkv, at + head * head_dim, cos, sin, angle, head_dim, turned, 0)
+                narrowed(turned, 0, head_dim, by_head, (head * room + n) * head_dim)
             _write_row(row, qkv, cos, sin, layer, slots, offsets, turned)
             if keys_values:
                 for head in range(kv_heads):
                     key, to = at + (heads + head) * head_dim, (head * room + n) * head_dim
-                    _rotate(qkv, key, cos, sin, angle, head_dim, turned, 0)
-                    _narrowed(turned, 0, head_dim, both, to)
+                    rotate(qkv, key, cos, sin, angle, head_dim, turned, 0)
+                    narrowed(turned, 0, head_dim, both, to)
                     _copied(qkv, key + kv_heads * head_dim, head_dim, both, kv_heads * room * head_dim + to)

@@ -19,6 +19,8 @@ from numba.extending import intrinsic, models, register_model
 
 TILE = 16
 HIDDEN = np.float32(-1e30)
+POWER = (0.05517158511323572, 0.2426111217974007, 0.6932610014779262, 0.9999280739728956)
+"""Of 2^x from -0.5 to 0.5, highest power first: the polynomial of that degree with the least relative error."""
 _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, TILE)
 _INTS = ir.VectorType(ir.IntType(32), TILE)
@@ -94,6 +96,13 @@ def _exp(builder: Any, x: Any) -> Any:
     bits = builder.shl(builder.bitcast(shifted, _INTS), ir.Constant(_INTS, [23] * TILE))
     power = builder.bitcast(builder.add(bits, ir.Constant(_INTS, [127 << 23] * TILE)), _VECTOR)
     return builder.select(under, _const(0.0), builder.fmul(total, power))
+
+
+def _rounded(builder: Any, value: Any) -> Any:
+    """The bits of 16 float32 whose high halves are the nearest bfloat16, ties to even."""
+    bits = builder.bitcast(value, _INTS)
+    odd = builder.and_(builder.lshr(bits, ir.Constant(_INTS, [16] * TILE)), ir.Constant(_INTS, [1] * TILE))
+    return builder.add(builder.add(bits, ir.Constant(_INTS, [0x7FFF] * TILE)), odd)
 
 
 def _prefetch(builder: Any, pointer: Any) -> None:
@@ -174,14 +183,55 @@ def store_narrow(typing: Any, array: Any, index: Any, value: Any) -> Any:
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
-        bits = builder.bitcast(args[2], _INTS)
-        odd = builder.and_(builder.lshr(bits, ir.Constant(_INTS, [16] * TILE)), ir.Constant(_INTS, [1] * TILE))
-        rounded = builder.add(builder.add(bits, ir.Constant(_INTS, [0x7FFF] * TILE)), odd)
+        rounded = _rounded(builder, args[2])
         short = builder.trunc(builder.lshr(rounded, ir.Constant(_INTS, [16] * TILE)), _SHORTS)
         builder.store(short, builder.bitcast(pointer, _SHORTS.as_pointer())).align = 2
         return context.get_dummy_value()
 
     return types.void(array, types.int64, _lanes), emit
+
+
+@intrinsic
+def store_pairs(typing: Any, array: Any, index: Any, low: Any, high: Any) -> Any:
+    """Write 16 pairs of bfloat16 to a flat array of bfloat16 bits (uint16) from `index`: of `low` and of `high`.
+
+    The nearest; of ties the one further from 0, which is two operations less each.
+    """
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
+        tie = ir.Constant(_INTS, [0x8000] * TILE)
+        low, high = (builder.add(builder.bitcast(value, _INTS), tie) for value in args[2:])
+        half = ir.Constant(_INTS, [16] * TILE)
+        both = builder.or_(builder.lshr(low, half), builder.and_(high, ir.Constant(_INTS, [-65536] * TILE)))
+        builder.store(both, builder.bitcast(pointer, _INTS.as_pointer())).align = 2
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, _lanes, _lanes), emit
+
+
+@intrinsic
+def transpose(typing: Any, array: Any, index: Any) -> Any:
+    """Exchange rows and columns of the 16 by 16 float32, or any words of 32 bits, of a flat array from `index`."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        places = [
+            builder.gep(_pointer(context, builder, signature.args[0], *args), [ir.IntType(64)(TILE * row)])
+            for row in range(TILE)
+        ]
+        rows = [_load(builder, place) for place in places]
+        for step in (8, 4, 2, 1):
+            near = [lane if not lane & step else TILE + lane - step for lane in range(TILE)]
+            far = [lane + step if not lane & step else TILE + lane for lane in range(TILE)]
+            for row in (row for row in range(TILE) if not row & step):
+                pair = rows[row], rows[row + step]
+                rows[row] = builder.shuffle_vector(*pair, ir.Constant(_INTS, near))
+                rows[row + step] = builder.shuffle_vector(*pair, ir.Constant(_INTS, far))
+        for place, row in zip(places, rows, strict=True):
+            _store(builder, row, place)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), emit
 
 
 @intrinsic
@@ -290,6 +340,24 @@ def exp(typing: Any, x: Any) -> Any:
 
 
 @intrinsic
+def power(typing: Any, x: Any) -> Any:
+    """2 to the power x, up to 127, within 2^-13 relative: for what is rounded to bfloat16 anyway. 2^-126 below; NaN stays NaN."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        low, magic = _const(-126.0), _const(12582912.0)
+        x = builder.select(builder.fcmp_ordered("<", args[0], low), low, args[0])
+        shifted = builder.fadd(x, magic)  # see `_exp`
+        rest = builder.fsub(x, builder.fsub(shifted, magic))
+        value = _const(POWER[0])
+        for factor in POWER[1:]:
+            value = _fma(builder, value, rest, _const(factor))
+        exponent = builder.shl(builder.bitcast(shifted, _INTS), ir.Constant(_INTS, [23] * TILE))
+        return builder.bitcast(builder.add(builder.bitcast(value, _INTS), exponent), _VECTOR)
+
+    return _lanes(_lanes), emit
+
+
+@intrinsic
 def bounded(typing: Any, x: Any, cap: Any) -> Any:
     """cap * tanh(x / cap), from tanh(y) = 1 - 2 / (exp(2 y) + 1)."""
 
@@ -300,6 +368,16 @@ def bounded(typing: Any, x: Any, cap: Any) -> Any:
         return builder.fmul(cap, builder.fsub(_const(1.0), tail))
 
     return _lanes(_lanes, types.float32), emit
+
+
+@intrinsic
+def larger(typing: Any, a: Any, b: Any) -> Any:
+    """The larger in each lane."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", *args), *args)
+
+    return _lanes(_lanes, _lanes), emit
 
 
 @intrinsic

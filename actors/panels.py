@@ -1,14 +1,15 @@
 """The product of a few rows with a packed weight, for bfloat16: what a decode step is made of.
 
 Such a product reads the whole weight for little arithmetic; it is as fast as memory is. oneDNN reads at half of that for the
-sizes of small models, so up to `MOST_ROWS` rows are multiplied here, from the very bytes that oneDNN has packed: nothing
-is held twice.
+sizes of small models, and is slow for some tens of rows too, so up to `MOST_ROWS` rows are multiplied here, from the very bytes
+that oneDNN has packed: nothing is held twice.
 
 The layout, where it is this one (`address_of` compares): panels of 32 outputs behind each other; in each, for every pair of
 inputs, the pair of each of the 32. A pair is one 32-bit word, so 16 outputs are one vector, whose low halves times the pair's
 first input, and high halves times its second, are added to 16 sums. Vectors are fast enough for up to four rows; matrix tiles,
-where the CPU has them (`tiles.py`), for up to sixteen, and for one row as well. Sums are float32, and rounded once. Memory is
-asked for `_AHEAD` bytes before it is needed, because the arithmetic waits for it otherwise.
+where the CPU has them (`tiles.py`), for one row as well as for `MOST_ROWS`, of which oneDNN's own is faster only for more. Sums
+are float32, and rounded once. Memory is asked for `_AHEAD` bytes before it is needed, because the arithmetic waits for it
+otherwise.
 
 Limits: inputs and outputs are multiples of 32. A row's sums depend, in their last bit, on how many rows there are.
 """
@@ -28,23 +29,24 @@ from kvpool.compiled import inner, thread_entry
 from kvpool.kernels.atomics import fetch_add, get
 
 _FEW: Final = 4
-MOST_ROWS: Final = tiles.MOST_ROWS if tiles.supported() else _FEW
+MOST_ROWS: Final = 96 if tiles.supported() else _FEW
 PANEL: Final = 32
 _AHEAD: Final = 4096
 
+_one_group, _two_groups = tiles.tile_sums(1), tiles.tile_sums(2)
 _one_row, _two_rows, _four_rows = (panel_sums(rows, _AHEAD) for rows in (1, 2, 4))
 _ONE = np.float32(1.0)
 
 
 @inner
-def _finish(record: int, space: Any, sums: int, panel: int) -> None:
-    """One panel's outputs of all rows, from their sums in `space`."""
+def _finish(record: int, space: Any, sums: int, panel: int, first: int, end: int) -> None:
+    """One panel's outputs of rows [first, end), from their sums in `space`."""
     bias, other, target = get(record + 24), get(record + 32), narrow(get(record + 40))
-    rows, outputs = get(record + 48), get(record + 64)
+    outputs = get(record + 64)
     one = fill(_ONE)
-    for row in range(rows):
+    for row in range(first, end):
         for d in range(0, PANEL, 16):
-            value = load(space, sums + row * PANEL + d)
+            value = load(space, sums + (row - first) * PANEL + d)
             at = panel * PANEL + d
             if bias != 0:
                 value = fma(load_narrow(narrow(bias), at), one, value)
@@ -79,11 +81,14 @@ def _multiply_few(record: int) -> None:
             _two_rows(x_at, 4 * inputs, panel_at, inputs // 2, sums_at)
         else:
             _four_rows(x_at, 4 * inputs, panel_at, inputs // 2, sums_at)
-        _finish(record, space, sums, panel)
+        _finish(record, space, sums, panel, 0, rows)
 
 
 def _multiply_with_tiles() -> int:
-    """The same kernel for up to 16 rows, which compiles only where there are tiles; else 0."""
+    """The same kernel for any number of rows, which compiles only where there are tiles; else 0.
+
+    Of more than 16 rows x has whole groups of 16, whatever is in the rows that are no one's.
+    """
     if not tiles.supported():
         return 0
 
@@ -91,18 +96,23 @@ def _multiply_with_tiles() -> int:
     def multiply_tiles(record: int) -> None:
         x, weight = get(record + 8), get(record + 16)
         rows, inputs, outputs = get(record + 48), get(record + 56), get(record + 64)
-        space = np.zeros(tiles.MOST_ROWS * PANEL + 16 + 32, np.float32)
+        space = np.zeros(2 * tiles.ROWS * PANEL + 16 + 32, np.float32)
         sums = -(space.ctypes.data // 4) % 16
         sums_at = space.ctypes.data + 4 * sums
-        setting_at = sums_at + 4 * tiles.MOST_ROWS * PANEL
-        tiles.begin_tiles(rows, setting_at)
+        setting_at = sums_at + 4 * 2 * tiles.ROWS * PANEL
+        tiles.begin_tiles(min(rows, tiles.ROWS), setting_at)
         while True:
             panel = fetch_add(record, 1)
             if panel >= outputs // PANEL:
                 break
             panel_at = weight + panel * inputs * PANEL * 2
-            tiles.tile_sums(x, 2 * inputs, panel_at, inputs // 2, sums_at, _AHEAD)
-            _finish(record, space, sums, panel)
+            for first in range(0, rows, 2 * tiles.ROWS):
+                x_at, end = x + 2 * inputs * first, min(rows, first + 2 * tiles.ROWS)
+                if end - first > tiles.ROWS:
+                    _two_groups(x_at, 2 * inputs, panel_at, inputs // 2, sums_at, _AHEAD)
+                else:
+                    _one_group(x_at, 2 * inputs, panel_at, inputs // 2, sums_at, _AHEAD)
+                _finish(record, space, sums, panel, first, end)
         tiles.end_tiles(setting_at)
         space[0] = 0.0  # an array is freed after its last use, and its address is none
 
@@ -147,6 +157,8 @@ def multiply(
     out = x.new_empty(rows, outputs)
     if not rows:  # of which a step has none that wants logits; tiles of no rows are a fault
         return out
+    if rows > tiles.ROWS and rows % tiles.ROWS:
+        x = torch.nn.functional.pad(x, (0, 0, 0, -rows % tiles.ROWS))
     added = (0 if bias is None else bias.data_ptr(), 0 if other is None else other.data_ptr())
     run(
         _multiply_tiles or _multiply_few,

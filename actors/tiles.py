@@ -1,11 +1,12 @@
-"""Matrix tiles of Intel CPUs (AMX) for numba kernels: up to 16 rows times a panel of packed weights in bfloat16.
+"""Matrix tiles of Intel CPUs (AMX) for numba kernels, in bfloat16: rows times a panel of packed weights, and the two products
+of attention.
 
 The tile registers are eight of 16 rows of 64 bytes. One instruction multiplies 16 rows of 32 inputs with 16 outputs of such 32
-inputs, so up to 16 rows cost what one does: reading the weights. Their shape is set for each thread; whatever another library had
-set is put back afterwards.
+inputs, so 16 rows cost what one does. Their shape is set for each thread; whatever another library had set is put back
+afterwards.
 
-Linux gives tiles to a process that asks for them. Where there are none `supported` says so, and `tile_sums` must not be called:
-it does not even compile.
+Linux gives tiles to a process that asks for them. Where there are none `supported` says so, and the products must not be
+called: they do not even compile.
 
 Sources: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18; Linux,
 Documentation/arch/x86/xstate.rst.
@@ -23,7 +24,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-MOST_ROWS: Final = 16
+ROWS: Final = 16
+"""Of a tile."""
 _ARCH_PRCTL: Final = 158
 _ARCH_GET_XCOMP_PERM: Final = 0x1022
 _ARCH_REQ_XCOMP_PERM: Final = 0x1023
@@ -31,8 +33,11 @@ _TILE_DATA: Final = 18
 
 _BYTE, _WORD = ir.IntType(8), ir.IntType(64)
 _PLACE = _BYTE.as_pointer()
-_SUMS, _INPUTS, _WEIGHTS = (0, 1), 2, (3, 4)
-"""Which register holds what; two for two halves of a panel."""
+_PRODUCT = ((0, 1), (2,), (3, 4)), ((0, 1, 3, 4), (2, 5), (6, 7))
+"""Which registers hold sums, inputs and weights, for one group of rows and for two; two for two halves of a panel."""
+_MIXED, _LEFT, _RIGHT = (0, 1, 2, 3), (4, 5), 6
+"""The same in attention."""
+_REGISTERS: Final = 8
 _LINE: Final = 64
 
 
@@ -60,7 +65,7 @@ def _at(builder: Any, address: Any, offset: Any = 0) -> Any:
 
 @intrinsic
 def begin_tiles(typing: Any, rows: Any, space: Any) -> Any:
-    """Set this thread's tiles for `rows` rows. `space` is the address of 128 bytes, kept for `end_tiles`."""
+    """Set this thread's tiles for `rows` rows, 16 for attention. `space` is the address of 128 bytes, kept for `end_tiles`."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rows, space = args
@@ -68,9 +73,9 @@ def begin_tiles(typing: Any, rows: Any, space: Any) -> Any:
         for place in range(0, _LINE, 8):
             builder.store(_WORD(0), builder.bitcast(_at(builder, space, place), _WORD.as_pointer()))
         builder.store(_BYTE(1), _at(builder, space))  # the palette
-        for register in (*_SUMS, _INPUTS, *_WEIGHTS):
+        for register in range(_REGISTERS):
             builder.store(_BYTE(_LINE), _at(builder, space, 16 + 2 * register))
-            count = _BYTE(16) if register in _WEIGHTS else builder.trunc(rows, _BYTE)
+            count = builder.trunc(rows, _BYTE) if register <= 2 else _BYTE(16)
             builder.store(count, _at(builder, space, 48 + register))
         _call(builder, "ldtilecfg", _at(builder, space))
         return context.get_dummy_value()
@@ -94,39 +99,102 @@ def end_tiles(typing: Any, space: Any) -> Any:
     return types.void(types.int64), emit
 
 
-@intrinsic
-def tile_sums(typing: Any, x: Any, stride: Any, panel: Any, pairs: Any, out: Any, ahead: Any) -> Any:
-    """out := x times a panel of 32 outputs, between `begin_tiles` and `end_tiles`.
+def tile_sums(groups: int) -> Any:
+    """Returns an intrinsic for that many times 16 rows, 1 or 2; of one there may be fewer, as `begin_tiles` was told.
 
-    Addresses of the rows, bfloat16, `stride` bytes apart; of the panel, as for `lanes.panel_sums`; and of float32 [rows, 32].
-    `pairs` of inputs is a multiple of 16. The panel is asked for `ahead` bytes before it is needed.
+    It computes out := x times a panel of 32 outputs. It takes addresses: of the rows, bfloat16, `stride` bytes apart; of the
+    panel, as for `lanes.panel_sums`; and of float32 [rows, 32]. `pairs` of inputs is a multiple of 16. The panel is asked for
+    `ahead` bytes before it is needed.
+    """
+    sums, inputs, weights = _PRODUCT[groups - 1]
+
+    @intrinsic
+    def product(typing: Any, x: Any, stride: Any, panel: Any, pairs: Any, out: Any, ahead: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            x, stride, panel, pairs, out, ahead = args
+            for register in sums:
+                _call(builder, "tilezero", _BYTE(register))
+            word = ir.IntType(32)
+            fetch = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(ir.VoidType(), [_PLACE, word, word, word]), "llvm.prefetch.p0"
+            )
+            with cgutils.for_range_slice(builder, _WORD(0), pairs, _WORD(16), _WORD) as (pair, _):
+                at = builder.add(panel, builder.mul(pair, _WORD(2 * _LINE)))
+                soon = builder.add(at, ahead)
+                for place in range(0, 32 * _LINE, _LINE):
+                    builder.call(fetch, [_at(builder, soon, place), word(0), word(2), word(1)])
+                for half, register in enumerate(weights):
+                    _call(builder, "tileloadd64", _BYTE(register), _at(builder, at, half * _LINE), _WORD(2 * _LINE))
+                for group, register in enumerate(inputs):
+                    row = builder.add(x, builder.mul(stride, _WORD(16 * group)))
+                    column = builder.add(row, builder.mul(pair, _WORD(4)))
+                    _call(builder, "tileloadd64", _BYTE(register), _at(builder, column), stride)
+                    for half, weight in enumerate(weights):
+                        _call(builder, "tdpbf16ps", _BYTE(sums[2 * group + half]), _BYTE(register), _BYTE(weight))
+            for number, register in enumerate(sums):
+                at = _at(builder, out, number // 2 * 32 * _LINE + number % 2 * _LINE)
+                _call(builder, "tilestored64", _BYTE(register), at, _WORD(2 * _LINE))
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 6), emit
+
+    return product
+
+
+@intrinsic
+def tile_scores(typing: Any, keys: Any, others: Any, stride: Any, queries: Any, parts: Any, out: Any) -> Any:
+    """out := 16 keys times 16 queries, and behind that 16 others times those.
+
+    Addresses of both keys, bfloat16, `stride` bytes apart; of the queries as tiles, for every 32 elements of a head the pairs
+    [16, queries, 2]; and of float32 [2, keys, queries]. `parts`: how many times 32 elements a head has.
     """
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        x, stride, panel, pairs, out, ahead = args
-        for register in _SUMS:
-            _call(builder, "tilezero", _BYTE(register))
-        word = ir.IntType(32)
-        fetch = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), [_PLACE, word, word, word]), "llvm.prefetch.p0"
-        )
-        with cgutils.for_range_slice(builder, _WORD(0), pairs, _WORD(16), _WORD) as (pair, _):
-            at = builder.add(panel, builder.mul(pair, _WORD(2 * _LINE)))
-            soon = builder.add(at, ahead)
-            for place in range(0, 32 * _LINE, _LINE):
-                builder.call(fetch, [_at(builder, soon, place), word(0), word(2), word(1)])
-            _call(
-                builder,
-                "tileloadd64",
-                _BYTE(_INPUTS),
-                _at(builder, builder.add(x, builder.mul(pair, _WORD(4)))),
-                stride,
-            )
-            for half in range(2):
-                _call(builder, "tileloadd64", _BYTE(_WEIGHTS[half]), _at(builder, at, half * _LINE), _WORD(2 * _LINE))
-                _call(builder, "tdpbf16ps", _BYTE(_SUMS[half]), _BYTE(_INPUTS), _BYTE(_WEIGHTS[half]))
+        *both, stride, queries, parts, out = args
         for half in range(2):
-            _call(builder, "tilestored64", _BYTE(_SUMS[half]), _at(builder, out, half * _LINE), _WORD(2 * _LINE))
+            _call(builder, "tilezero", _BYTE(_MIXED[half]))
+        with cgutils.for_range(builder, parts, intp=_WORD) as loop:
+            at = builder.add(queries, builder.mul(loop.index, _WORD(16 * _LINE)))
+            _call(builder, "tileloadd64", _BYTE(_RIGHT), _at(builder, at), _WORD(_LINE))
+            for half, keys in enumerate(both):
+                at = builder.add(keys, builder.mul(loop.index, _WORD(_LINE)))
+                _call(builder, "tileloadd64", _BYTE(_LEFT[half]), _at(builder, at), stride)
+                _call(builder, "tdpbf16ps", _BYTE(_MIXED[half]), _BYTE(_LEFT[half]), _BYTE(_RIGHT))
+        for half in range(2):
+            _call(builder, "tilestored64", _BYTE(_MIXED[half]), _at(builder, out, 16 * _LINE * half), _WORD(_LINE))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 6), emit
+
+
+def tile_mix(tiles: int) -> Any:
+    """Returns an intrinsic that adds to 16 * `tiles` elements of 16 queries what their keys' values come to; 2 or 4 tiles.
+
+    It takes addresses: of the values as tiles, for every 32 keys the elements [element, 32 keys], `step` bytes from one 32 to
+    the next; of the weights, for every 32 keys the pairs [16, queries, 2]; how many times 32 keys; and of the sums, float32
+    [elements, queries].
+    """
+
+    @intrinsic
+    def mix(typing: Any, values: Any, step: Any, weights: Any, parts: Any, sums: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            values, step, weights, parts, sums = args
+            for tile in range(tiles):
+                at = _at(builder, sums, 16 * _LINE * tile)
+                _call(builder, "tileloadd64", _BYTE(_MIXED[tile]), at, _WORD(_LINE))
+            with cgutils.for_range(builder, parts, intp=_WORD) as loop:
+                at = builder.add(weights, builder.mul(loop.index, _WORD(16 * _LINE)))
+                _call(builder, "tileloadd64", _BYTE(_RIGHT), _at(builder, at), _WORD(_LINE))
+                at = builder.add(values, builder.mul(loop.index, step))
+                for tile in range(tiles):
+                    left = _LEFT[tile % 2]
+                    _call(builder, "tileloadd64", _BYTE(left), _at(builder, at, 16 * _LINE * tile), _WORD(_LINE))
+                    _call(builder, "tdpbf16ps", _BYTE(_MIXED[tile]), _BYTE(left), _BYTE(_RIGHT))
+            for tile in range(tiles):
+                at = _at(builder, sums, 16 * _LINE * tile)
+                _call(builder, "tilestored64", _BYTE(_MIXED[tile]), at, _WORD(_LINE))
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 5), emit
+
+    return mix

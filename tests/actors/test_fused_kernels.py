@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from actors import tile_attention
 from actors.attention import LayerShape, Options, PagedAttention
 from actors.fused_kernels import rms_norm, silu_product
 from actors.kernels import bits_of
@@ -75,8 +77,20 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return turned.bfloat16().double()
 
 
+@pytest.fixture(params=["tiles", "no tiles"])
+def attention_of_chunks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With and without matrix tiles."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "no tiles":
+            patch.setattr(tile_attention, "attend_chunk", 0)
+        elif not tile_attention.attend_chunk:
+            pytest.skip("this CPU, or its system, has no tiles of bfloat16")
+        yield
+
+
+@pytest.mark.usefixtures("attention_of_chunks")
 @pytest.mark.parametrize("threads", [1, 2])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shape=st.tuples(st.sampled_from([32, 64, 128]), st.integers(1, 4), st.integers(1, 3), st.sampled_from([4, 16])),
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=5),

@@ -33,7 +33,7 @@ def most_rows(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @given(
-    rows=st.integers(0, 16),
+    rows=st.integers(0, panels.MOST_ROWS),
     shape=st.sampled_from([(32, 32), (96, 64), (576, 1536), (320, 96)]),
     with_bias=st.booleans(),
     with_other=st.booleans(),

@@ -81,8 +81,8 @@ class Handle:
         self._responses, self._answers = list(responses), answers
         self.asked: list[str] = []
 
-    def options(self, method_name: str, stream: bool) -> Handle:
-        assert (method_name, stream) == ("generate", True)
+    def options(self, method_name: str, stream: bool, _by_reference: bool) -> Handle:
+        assert (method_name, stream, _by_reference) == ("generate", True, False)
         return self
 
     def remote(self, request: GenerateRequest) -> Response:

@@ -1,0 +1,141 @@
+"""Attention of chunks on matrix tiles, against the same written out; where the CPU has them.
+
+The way there, with rotation and pool, is tested in `test_fused_kernels.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from actors import tile_attention
+from actors.kernels import bits_of
+from actors.team import run
+from tests.actors.test_attention import plain
+
+needs_tiles = pytest.mark.skipif(
+    not tile_attention.attend_chunk, reason="this CPU, or its system, has no tiles of bfloat16"
+)
+SCALE = 0.3
+NOBODY = 7.0
+
+
+@dataclass
+class Prompt:
+    """One prompt's queries, keys and values, and a pool with them, in which all else is no number."""
+
+    heads: int
+    key: torch.Tensor
+    value: torch.Tensor
+    query: torch.Tensor
+    pool: torch.Tensor
+    blocks: torch.Tensor
+
+    @classmethod
+    def of(cls, tokens: int, kv_heads: int, group: int, dim: int, block_tokens: int, seed: int) -> Prompt:
+        torch.manual_seed(seed)
+        count = -(-tokens // block_tokens)
+        pool = torch.full((count + 3, 2, 2, kv_heads, block_tokens, dim), float("nan"), dtype=torch.bfloat16)
+        blocks = torch.randperm(count + 3)[:count].contiguous()
+        key, value = (torch.randn(tokens, kv_heads, dim).bfloat16() for _ in range(2))
+        for position in range(tokens):
+            there = pool[blocks[position // block_tokens], 1, :, :, position % block_tokens]
+            there[0], there[1] = key[position], value[position]
+        query = torch.randn(tokens, kv_heads * group, dim).bfloat16()
+        return cls(kv_heads * group, key, value, query, pool, blocks)
+
+    def attend(self, start: int, end: int, window: int = 0, softcap: float = 0.0, threads: int = 1) -> torch.Tensor:
+        """What positions [start, end) get, [end - start, heads, dim]: behind two rows of others, which stay as they are."""
+        _, kv_heads, dim = self.key.shape
+        count, first_row = end - start, 2
+        qkv = torch.full((first_row + count, (self.heads + 2 * kv_heads) * dim), float("nan"), dtype=torch.bfloat16)
+        qkv[first_row:, : self.heads * dim] = self.query[start:end].flatten(1)
+        cos, sin = torch.ones(first_row + count, dim).bfloat16(), torch.zeros(first_row + count, dim).bfloat16()
+        out = torch.full((first_row + count, self.heads * dim), NOBODY, dtype=torch.bfloat16)
+        blocks, layers, _, _, block_tokens, _ = self.pool.shape
+        shape = (self.heads // kv_heads, self.pool.data_ptr(), blocks, layers, kv_heads, block_tokens, dim)
+        told = array("q", (*shape, 1, bits_of(SCALE), window, bits_of(softcap)))
+        layer, keys = told.buffer_info()[0], tile_attention.KEYS
+        first = max(0, start - window + 1) // keys * keys if window else 0
+        values = torch.full((kv_heads * -(-(end - first) // keys) * keys, dim), float("nan"), dtype=torch.bfloat16)
+        table, values_at = self.blocks.data_ptr(), values.data_ptr()
+        run(tile_attention.lay_values, threads, layer, table, first, end, values_at)
+        rows_at = (qkv.data_ptr(), cos.data_ptr(), sin.data_ptr())
+        place = (first_row, count, start, table, values_at, first)
+        run(tile_attention.attend_chunk, threads, *rows_at, layer, *place, out.data_ptr())
+        assert (out[:first_row] == NOBODY).all()
+        return out[first_row:].view(count, self.heads, dim)
+
+    def wanted(self, start: int, end: int, window: int, softcap: float) -> torch.Tensor:
+        query, key, value = (part.transpose(0, 1) for part in (self.query[start:end], self.key[:end], self.value[:end]))
+        return plain(query, key, value, start, window, softcap).transpose(0, 1)
+
+
+@needs_tiles
+@pytest.mark.parametrize("threads", [1, 3])
+@settings(max_examples=30, deadline=None)
+@given(
+    span=st.tuples(st.integers(0, 600), st.integers(1, 70)),
+    shape=st.tuples(
+        st.integers(1, 3), st.integers(1, 3), st.sampled_from([32, 64, 96, 128]), st.sampled_from([16, 48])
+    ),
+    window=st.sampled_from([0, 1, 5, 33, 300]),
+    softcap=st.sampled_from([0.0, 2.0]),
+    seed=st.integers(0, 1000),
+)
+@example(span=(0, 1), shape=(1, 1, 32, 16), window=0, softcap=0.0, seed=1)
+@example(span=(0, 530), shape=(1, 3, 64, 16), window=0, softcap=0.0, seed=1)
+@example(span=(255, 2), shape=(2, 2, 64, 16), window=256, softcap=0.0, seed=1)
+def test_a_chunk_gets_what_plain_attention_gives(
+    threads: int,
+    span: tuple[int, int],
+    shape: tuple[int, int, int, int],
+    window: int,
+    softcap: float,
+    seed: int,
+) -> None:
+    """Over blocks whose other rows, and layers, are no numbers."""
+    start, end = span[0], sum(span)
+    prompt = Prompt.of(end, *shape, seed)
+    got = prompt.attend(start, end, window, softcap, threads).double()
+    assert torch.allclose(got, prompt.wanted(start, end, window, softcap), atol=3e-2)
+
+
+@needs_tiles
+@pytest.mark.parametrize("window", [0, 40])
+def test_what_a_token_gets_does_not_depend_on_how_its_prompt_was_cut(window: int) -> None:
+    prompt = Prompt.of(600, 2, 2, 64, 16, 3)
+    whole = prompt.attend(0, 600, window)
+    for cuts in ([0, 256, 512, 600], [0, 1, 17, 300, 599, 600], [0, 31, 320, 600]):
+        parts = [prompt.attend(a, b, window, threads=2) for a, b in itertools.pairwise(cuts)]
+        assert torch.equal(torch.cat(parts), whole), cuts
+
+
+@needs_tiles
+def test_scores_of_any_size_are_weighed_and_what_is_no_number_shows() -> None:
+    prompt = Prompt.of(300, 2, 1, 32, 16, 4)
+    prompt.query *= 100  # one key is all that counts
+    assert torch.allclose(prompt.attend(0, 300).double(), prompt.wanted(0, 300, 0, 0.0), atol=3e-2)
+    block = prompt.blocks[2]
+    prompt.pool[block, 1, 0, 0, 3, 5] = float("nan")  # of key 35, KV head 0
+    broken = prompt.attend(30, 40)
+    assert broken[5:, 0].isnan().all()
+    assert not broken[:5].isnan().any()
+    assert not broken[:, 1].isnan().any()
+
+
+def test_without_tiles_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tile_attention, "attend_chunk", 1)
+    assert tile_attention.fits(16, 64, 64, 0.1)
+    assert not tile_attention.fits(8, 64, 64, 0.1)
+    assert not tile_attention.fits(16, 48, 48, 0.1)
+    assert not tile_attention.fits(16, 64, 32, 0.1)
+    assert not tile_attention.fits(16, 64, 64, -0.1)
+    monkeypatch.setattr(tile_attention, "attend_chunk", 0)
+    assert not tile_attention.fits(16, 64, 64, 0.1)
