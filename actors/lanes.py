@@ -98,6 +98,19 @@ def _exp(builder: Any, x: Any) -> Any:
     return builder.select(under, _const(0.0), builder.fmul(total, power))
 
 
+def _power(builder: Any, x: Any) -> Any:
+    """2 to the power x, up to 127, within 2^-13 relative: for what becomes bfloat16 anyway. 2^-126 below; NaN stays NaN."""
+    low, magic = _const(-126.0), _const(12582912.0)
+    x = builder.select(builder.fcmp_ordered("<", x, low), low, x)
+    shifted = builder.fadd(x, magic)  # see `_exp`
+    rest = builder.fsub(x, builder.fsub(shifted, magic))
+    value = _const(POWER[0])
+    for factor in POWER[1:]:
+        value = _fma(builder, value, rest, _const(factor))
+    exponent = builder.shl(builder.bitcast(shifted, _INTS), ir.Constant(_INTS, [23] * TILE))
+    return builder.bitcast(builder.add(builder.bitcast(value, _INTS), exponent), _VECTOR)
+
+
 def _rounded(builder: Any, value: Any) -> Any:
     """The bits of 16 float32 whose high halves are the nearest bfloat16, ties to even."""
     bits = builder.bitcast(value, _INTS)
@@ -300,11 +313,12 @@ def total(typing: Any, x: Any) -> Any:
 
 @intrinsic
 def silu(typing: Any, x: Any) -> Any:
-    """x / (1 + exp(-x))."""
+    """x / (1 + exp(-x)), for what becomes bfloat16 anyway."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        power = _exp(builder, builder.fsub(_const(0.0), args[0]))
-        return builder.fdiv(args[0], builder.fadd(_const(1.0), power))
+        exponent, most = builder.fmul(args[0], _const(-1.4426950408889634)), _const(126.0)
+        exponent = builder.select(builder.fcmp_ordered(">", exponent, most), most, exponent)
+        return builder.fdiv(args[0], builder.fadd(_const(1.0), _power(builder, exponent)))
 
     return _lanes(_lanes), emit
 
@@ -341,18 +355,10 @@ def exp(typing: Any, x: Any) -> Any:
 
 @intrinsic
 def power(typing: Any, x: Any) -> Any:
-    """2 to the power x, up to 127, within 2^-13 relative: for what is rounded to bfloat16 anyway. 2^-126 below; NaN stays NaN."""
+    """See `_power`."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        low, magic = _const(-126.0), _const(12582912.0)
-        x = builder.select(builder.fcmp_ordered("<", args[0], low), low, args[0])
-        shifted = builder.fadd(x, magic)  # see `_exp`
-        rest = builder.fsub(x, builder.fsub(shifted, magic))
-        value = _const(POWER[0])
-        for factor in POWER[1:]:
-            value = _fma(builder, value, rest, _const(factor))
-        exponent = builder.shl(builder.bitcast(shifted, _INTS), ir.Constant(_INTS, [23] * TILE))
-        return builder.bitcast(builder.add(builder.bitcast(value, _INTS), exponent), _VECTOR)
+        return _power(builder, args[0])
 
     return _lanes(_lanes), emit
 

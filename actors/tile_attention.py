@@ -1,8 +1,8 @@
 """Attention of a prompt's chunk on matrix tiles (`tiles.py`), straight from the pool's blocks: for bfloat16 on the CPU.
 
 Two kernels for each chunk. The first, `lay_values`, lays the values of all that the chunk may see out as tiles, elements by keys;
-K is fit for tiles as it lies in the pool. The second, `attend_chunk`, takes 16 queries of one head at a time, and for
-every `_STRIP` keys
+K is fit for tiles as it lies in the pool. The second, `attend_chunk`, takes twice 16 queries of one head at a time, which halves
+what is read, and for every `_STRIP` keys
 
     scores = K Q^T           keys by queries, so that every vector is one key's scores for 16 queries,
     weights = exp(scores - highest so far)        and nothing is ever summed across a vector,
@@ -62,7 +62,11 @@ from kvpool.kernels.atomics import fetch_add, get
 KEYS: Final = 32
 """Of a tile of values."""
 QUERIES: Final = 16
+"""Of a tile."""
 _STRIP: Final = 256
+_SCORES: Final = 4 * QUERIES * _STRIP
+_WEIGHTS: Final = 2 * QUERIES * _STRIP
+"""Bytes of 16 queries' scores of a strip, and of their weights."""
 _FAR: Final = 1 << 40
 _LOG2_E: Final = np.float32(1.4426950408889634)
 
@@ -108,9 +112,6 @@ def lay_values(record: int) -> None:
                     store_narrow(target, (task * head_dim + d + row) * KEYS + half, load(square, 16 * row))
 
 
-_mix_two, _mix_four = tiles.tile_mix(2), tiles.tile_mix(4)
-
-
 @inner
 def _lay_queries(
     qkv: Any, cos: Any, sin: Any, row: int, count: int, head: int, layer: int, turned: Any, asked: Any
@@ -151,7 +152,8 @@ def _score(scores_at: int, layer: int, blocks: Any, start: int, keys: int, kv_he
             offset += 16
             if offset == block_tokens:
                 block, offset = block + 1, 0
-        tiles.tile_scores(keys_at, others_at, 2 * head_dim, asked_at, head_dim // 32, scores_at + 64 * key)
+        at = scores_at + 64 * key
+        tiles.tile_scores(keys_at, others_at, 2 * head_dim, asked_at, head_dim // 32, at, _SCORES)
 
 
 @inner
@@ -176,13 +178,47 @@ def _highest(scores: Any, rows: int, highest: Any) -> Any:
 
 
 @inner
-def _give(sums: Any, total: Any, space: Any, head_dim: int, out: Any, at: int, stride: int, count: int) -> None:
+def _weigh(
+    scores: Any, weights: Any, state: Any, sums: Any, keys: int, ahead: int, window: int, scale: Any, softcap: Any
+) -> None:
+    """Weights of 16 queries from their scores of `keys`, the first of which is `ahead` of the first query.
+
+    `state` are 16 times the highest score so far, and 16 times the sum of the weights so far. It, and the `sums` so far, shrink
+    to what they are beside the new highest.
+    """
+    zero, one, minus = fill(np.float32(0.0)), fill(np.float32(1.0)), fill(np.float32(-1.0))
+    base = fma(scale, fill(_LOG2_E), zero)  # a score in powers of 2
+    if softcap > 0.0:
+        for row in range(keys):
+            store(scores, 16 * row, bounded(fma(load(scores, 16 * row), scale, zero), softcap))
+        base = fill(_LOG2_E)
+    _hide(scores, keys, ahead, window, HIDDEN)
+    rows = (keys + KEYS - 1) // KEYS * KEYS
+    for row in range(keys, rows):
+        store(scores, 16 * row, fill(HIDDEN))
+    before = load(state, 0)
+    highest = _highest(scores, rows, before)
+    bias = fma(fma(highest, base, zero), minus, zero)
+    shrink = power(fma(before, base, bias))
+    evens, odds = zero, zero
+    for at in range(0, 16 * rows, 32):
+        even = power(fma(load(scores, at), base, bias))
+        odd = power(fma(load(scores, at + 16), base, bias))
+        evens, odds = fma(even, one, evens), fma(odd, one, odds)
+        store_pairs(weights, at, even, odd)
+    store(state, 0, highest)
+    store(state, 16, fma(load(state, 16), shrink, fma(evens, one, odds)))
+    for at in range(0, sums.size, 16):
+        store(sums, at, fma(load(sums, at), shrink, zero))
+
+
+@inner
+def _give(sums: Any, state: Any, head_dim: int, out: Any, at: int, stride: int, count: int) -> None:
     """What `count` queries get, from the sums of all 16, which it spoils, to `out` at `at`, `stride` elements apart."""
-    store(space, 0, total)
     for d in range(0, head_dim, 16):
         transpose(sums, 16 * d)
         for n in range(count):
-            share = fill(np.float32(1.0) / space[n])
+            share = fill(np.float32(1.0) / state[16 + n])
             store_narrow(out, at + n * stride + d, fma(load(sums, 16 * (d + n)), share, fill(np.float32(0.0))))
 
 
@@ -199,67 +235,59 @@ def _attend_with_tiles() -> int:
         values, first, out = get(record + 72), get(record + 80), narrow(get(record + 88))
         kv_heads, head_dim, group = get(layer + KV_HEADS), get(layer + HEAD_DIM), get(layer + GROUP)
         scale, window, softcap = fill(float_of(get(layer + SCALE))), get(layer + WINDOW), float_of(get(layer + SOFTCAP))
-        # A score in powers of 2; a bounded one is scaled already.
-        base = fill(_LOG2_E if softcap > 0.0 else float_of(get(layer + SCALE)) * _LOG2_E)
-        heads = kv_heads * group
+        heads, size = kv_heads * group, QUERIES * head_dim
         value_tiles, tile_bytes = (start + count - first + KEYS - 1) // KEYS, head_dim * KEYS * 2
-        groups = (count + QUERIES - 1) // QUERIES
-        # A thread's own: scores, weights, sums, queries as tiles, room to turn them, and the tiles' setting.
-        space = np.zeros(24 * _STRIP + 33 * head_dim + 32 + 16, np.float32)
+        groups = (count + 2 * QUERIES - 1) // (2 * QUERIES)
+        # A thread's own, twice: scores, weights, sums, queries as tiles, state; then room to turn those, and the tiles' setting.
+        each = (QUERIES * _STRIP, QUERIES * _STRIP // 2, size, size // 2, 2 * QUERIES)
+        space = np.zeros(2 * (each[0] + each[1] + each[2] + each[3] + each[4]) + 9 * head_dim + 32 + 16, np.float32)
         at = -(space.ctypes.data // 4) % 16  # a cache line's start
-        scores, at = space[at : at + 16 * _STRIP], at + 16 * _STRIP
-        weights, at = space[at : at + 8 * _STRIP], at + 8 * _STRIP
-        sums, at = space[at : at + 16 * head_dim], at + 16 * head_dim
-        asked, at = space[at : at + 8 * head_dim], at + 8 * head_dim
+        scores, at = space[at : at + 2 * each[0]], at + 2 * each[0]
+        weights, at = space[at : at + 2 * each[1]], at + 2 * each[1]
+        sums, at = space[at : at + 2 * each[2]], at + 2 * each[2]
+        asked, at = space[at : at + 2 * each[3]], at + 2 * each[3]
+        state, at = space[at : at + 2 * each[4]], at + 2 * each[4]
         turned, at = space[at : at + 9 * head_dim], at + 9 * head_dim
         scores_at, weights_at, sums_at = scores.ctypes.data, weights.ctypes.data, sums.ctypes.data
-        pairs, asked_at, setting_at = narrow(weights_at), asked.ctypes.data, space.ctypes.data + 4 * at
-        zero, one, minus = fill(np.float32(0.0)), fill(np.float32(1.0)), fill(np.float32(-1.0))
-        tiles.begin_tiles(16, setting_at)
+        asked_at, setting_at = asked.ctypes.data, space.ctypes.data + 4 * at
+        tiles.begin_tiles(QUERIES, setting_at)
         while True:
             task = fetch_add(record, 1)
             if task >= heads * groups:
                 break
-            head, here = task // groups, QUERIES * (task % groups)
-            kv_head, asking, query = head // group, min(QUERIES, count - here), start + here
-            _lay_queries(qkv, cos, sin, first_row + here, asking, head, layer, turned, asked)
-            for row in range(head_dim):
-                store(sums, 16 * row, zero)
-            highest, total, end = fill(HIDDEN), zero, query + asking
+            head, here = task // groups, 2 * QUERIES * (task % groups)
+            kv_head, asking, query = head // group, min(2 * QUERIES, count - here), start + here
+            both = 2 if asking > QUERIES else 1
+            for which in range(both):
+                row, some = first_row + here + QUERIES * which, min(QUERIES, asking - QUERIES * which)
+                _lay_queries(qkv, cos, sin, row, some, head, layer, turned, asked[which * each[3] :])
+                store(state, 32 * which, fill(HIDDEN))
+                store(state, 32 * which + 16, fill(np.float32(0.0)))
+            for element in range(0, both * size, 16):
+                store(sums, element, fill(np.float32(0.0)))
+            end = query + asking
             low = max(0, query - window + 1) // KEYS * KEYS if window > 0 else 0
             for strip in range(low, end, _STRIP):
                 keys = min(_STRIP, end - strip)
                 _score(scores_at, layer, blocks, strip, keys, kv_head, asked_at)
-                if softcap > 0.0:
-                    for row in range(keys):
-                        store(scores, 16 * row, bounded(fma(load(scores, 16 * row), scale, zero), softcap))
-                _hide(scores, keys, strip - query, window, HIDDEN)
+                for which in range(both):
+                    _weigh(
+                        scores[which * each[0] :],
+                        narrow(weights_at + which * _WEIGHTS),
+                        state[32 * which :],
+                        sums[which * size : which * size + size],
+                        *(keys, strip - query - QUERIES * which, window, scale, softcap),
+                    )
                 parts = (keys + KEYS - 1) // KEYS
-                for row in range(keys, parts * KEYS):
-                    store(scores, 16 * row, fill(HIDDEN))
-                now = _highest(scores, parts * KEYS, highest)
-                bias = fma(fma(now, base, zero), minus, zero)
-                shrink = power(fma(highest, base, bias))
-                evens, odds = zero, zero
-                for at in range(0, 16 * parts * KEYS, 32):
-                    even = power(fma(load(scores, at), base, bias))
-                    odd = power(fma(load(scores, at + 16), base, bias))
-                    evens, odds = fma(even, one, evens), fma(odd, one, odds)
-                    store_pairs(pairs, at, even, odd)
-                total = fma(total, shrink, fma(evens, one, odds))
-                if strip > low:
-                    for row in range(head_dim):
-                        store(sums, 16 * row, fma(load(sums, 16 * row), shrink, zero))
-                highest = now
                 values_at = values + (kv_head * value_tiles + (strip - first) // KEYS) * tile_bytes
-                if head_dim % 64 == 0:
-                    for d in range(0, head_dim, 64):
-                        _mix_four(values_at + 64 * d, tile_bytes, weights_at, parts, sums_at + 64 * d)
-                else:
-                    for d in range(0, head_dim, 32):
-                        _mix_two(values_at + 64 * d, tile_bytes, weights_at, parts, sums_at + 64 * d)
-            to = ((first_row + here) * heads + head) * head_dim
-            _give(sums, total, scores, head_dim, out, to, heads * head_dim, asking)
+                for d in range(0, head_dim, 32):
+                    tiles.tile_mix(
+                        *(values_at + 64 * d, tile_bytes, weights_at, _WEIGHTS, parts, sums_at + 64 * d, 4 * size)
+                    )
+            for which in range(both):
+                some, row = min(QUERIES, asking - QUERIES * which), first_row + here + QUERIES * which
+                to, stride = (row * heads + head) * head_dim, heads * head_dim
+                _give(sums[which * size :], state[32 * which :], head_dim, out, to, stride, some)
         tiles.end_tiles(setting_at)
         space[0] = 0.0  # an array is freed after its last use, and its address is none
 

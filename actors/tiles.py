@@ -35,7 +35,7 @@ _BYTE, _WORD = ir.IntType(8), ir.IntType(64)
 _PLACE = _BYTE.as_pointer()
 _PRODUCT = ((0, 1), (2,), (3, 4)), ((0, 1, 3, 4), (2, 5), (6, 7))
 """Which registers hold sums, inputs and weights, for one group of rows and for two; two for two halves of a panel."""
-_MIXED, _LEFT, _RIGHT = (0, 1, 2, 3), (4, 5), 6
+_MIXED, _LEFT, _RIGHT = (0, 1, 2, 3), (4, 5), (6, 7)
 """The same in attention."""
 _REGISTERS: Final = 8
 _LINE: Final = 64
@@ -142,59 +142,68 @@ def tile_sums(groups: int) -> Any:
 
 
 @intrinsic
-def tile_scores(typing: Any, keys: Any, others: Any, stride: Any, queries: Any, parts: Any, out: Any) -> Any:
-    """out := 16 keys times 16 queries, and behind that 16 others times those.
+def tile_scores(typing: Any, keys: Any, others: Any, stride: Any, queries: Any, parts: Any, out: Any, step: Any) -> Any:
+    """out := 16 keys and 16 others times twice 16 queries.
 
-    Addresses of both keys, bfloat16, `stride` bytes apart; of the queries as tiles, for every 32 elements of a head the pairs
-    [16, queries, 2]; and of float32 [2, keys, queries]. `parts`: how many times 32 elements a head has.
+    Addresses of both keys, bfloat16, `stride` bytes apart; of the queries as tiles, for every 16 queries and for every 32
+    elements of a head the pairs [16, queries, 2]; and of float32 [2, keys, queries], for the second 16 queries `step` bytes on.
+    `parts`: how many times 32 elements a head has.
     """
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        *both, stride, queries, parts, out = args
-        for half in range(2):
-            _call(builder, "tilezero", _BYTE(_MIXED[half]))
+        *both, stride, queries, parts, out, step = args
+        starts = queries, builder.add(queries, builder.mul(parts, _WORD(16 * _LINE)))
+        for register in _MIXED:
+            _call(builder, "tilezero", _BYTE(register))
         with cgutils.for_range(builder, parts, intp=_WORD) as loop:
-            at = builder.add(queries, builder.mul(loop.index, _WORD(16 * _LINE)))
-            _call(builder, "tileloadd64", _BYTE(_RIGHT), _at(builder, at), _WORD(_LINE))
+            for right, start in zip(_RIGHT, starts, strict=True):
+                at = builder.add(start, builder.mul(loop.index, _WORD(16 * _LINE)))
+                _call(builder, "tileloadd64", _BYTE(right), _at(builder, at), _WORD(_LINE))
             for half, keys in enumerate(both):
                 at = builder.add(keys, builder.mul(loop.index, _WORD(_LINE)))
                 _call(builder, "tileloadd64", _BYTE(_LEFT[half]), _at(builder, at), stride)
-                _call(builder, "tdpbf16ps", _BYTE(_MIXED[half]), _BYTE(_LEFT[half]), _BYTE(_RIGHT))
-        for half in range(2):
-            _call(builder, "tilestored64", _BYTE(_MIXED[half]), _at(builder, out, 16 * _LINE * half), _WORD(_LINE))
+                for which, right in enumerate(_RIGHT):
+                    _call(builder, "tdpbf16ps", _BYTE(_MIXED[2 * which + half]), _BYTE(_LEFT[half]), _BYTE(right))
+        for which, start in enumerate((out, builder.add(out, step))):
+            for half in range(2):
+                at = _at(builder, start, 16 * _LINE * half)
+                _call(builder, "tilestored64", _BYTE(_MIXED[2 * which + half]), at, _WORD(_LINE))
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 6), emit
+    return types.void(*[types.int64] * 7), emit
 
 
-def tile_mix(tiles: int) -> Any:
-    """Returns an intrinsic that adds to 16 * `tiles` elements of 16 queries what their keys' values come to; 2 or 4 tiles.
+@intrinsic
+def tile_mix(
+    typing: Any, values: Any, step: Any, weights: Any, weights_step: Any, parts: Any, sums: Any, sums_step: Any
+) -> Any:
+    """Adds to 32 elements of twice 16 queries what their keys' values come to.
 
-    It takes addresses: of the values as tiles, for every 32 keys the elements [element, 32 keys], `step` bytes from one 32 to
-    the next; of the weights, for every 32 keys the pairs [16, queries, 2]; how many times 32 keys; and of the sums, float32
-    [elements, queries].
+    Addresses of the values as tiles, for every 32 keys the elements [element, 32 keys], `step` bytes from one 32 to the next; of
+    the weights, for every 32 keys the pairs [16, queries, 2]; and of the sums, float32 [elements, queries]. Those of the
+    second 16 queries come so many bytes later. `parts`: how many times 32 keys.
     """
 
-    @intrinsic
-    def mix(typing: Any, values: Any, step: Any, weights: Any, parts: Any, sums: Any) -> Any:
-        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            values, step, weights, parts, sums = args
-            for tile in range(tiles):
-                at = _at(builder, sums, 16 * _LINE * tile)
-                _call(builder, "tileloadd64", _BYTE(_MIXED[tile]), at, _WORD(_LINE))
-            with cgutils.for_range(builder, parts, intp=_WORD) as loop:
-                at = builder.add(weights, builder.mul(loop.index, _WORD(16 * _LINE)))
-                _call(builder, "tileloadd64", _BYTE(_RIGHT), _at(builder, at), _WORD(_LINE))
-                at = builder.add(values, builder.mul(loop.index, step))
-                for tile in range(tiles):
-                    left = _LEFT[tile % 2]
-                    _call(builder, "tileloadd64", _BYTE(left), _at(builder, at, 16 * _LINE * tile), _WORD(_LINE))
-                    _call(builder, "tdpbf16ps", _BYTE(_MIXED[tile]), _BYTE(left), _BYTE(_RIGHT))
-            for tile in range(tiles):
-                at = _at(builder, sums, 16 * _LINE * tile)
-                _call(builder, "tilestored64", _BYTE(_MIXED[tile]), at, _WORD(_LINE))
-            return context.get_dummy_value()
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values, step, weights, weights_step, parts, sums, sums_step = args
+        places = {
+            _MIXED[2 * which + tile]: _at(builder, start, 16 * _LINE * tile)
+            for which, start in enumerate((sums, builder.add(sums, sums_step)))
+            for tile in range(2)
+        }
+        for register, place in places.items():
+            _call(builder, "tileloadd64", _BYTE(register), place, _WORD(_LINE))
+        with cgutils.for_range(builder, parts, intp=_WORD) as loop:
+            at = builder.add(weights, builder.mul(loop.index, _WORD(16 * _LINE)))
+            for right, start in zip(_RIGHT, (at, builder.add(at, weights_step)), strict=True):
+                _call(builder, "tileloadd64", _BYTE(right), _at(builder, start), _WORD(_LINE))
+            at = builder.add(values, builder.mul(loop.index, step))
+            for tile, left in enumerate(_LEFT):
+                _call(builder, "tileloadd64", _BYTE(left), _at(builder, at, 16 * _LINE * tile), _WORD(_LINE))
+                for which, right in enumerate(_RIGHT):
+                    _call(builder, "tdpbf16ps", _BYTE(_MIXED[2 * which + tile]), _BYTE(left), _BYTE(right))
+        for register, place in places.items():
+            _call(builder, "tilestored64", _BYTE(register), place, _WORD(_LINE))
+        return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 5), emit
-
-    return mix
+    return types.void(*[types.int64] * 7), emit
