@@ -14,7 +14,8 @@ Up to `panels.MOST_ROWS` rows, which oneDNN is slow at, are multiplied by kernel
 (`panels.py`).
 
 What a row comes to depends on how many are computed with it: oneDNN chooses by that how it sums. Where it must not, every
-product is of `SET_ROWS` rows, as many such products as it takes; nothing else about a row's neighbours matters then.
+product is of multiples of `SET_ROWS` rows, and ours on matrix tiles, which sum each row alike; without tiles it is oneDNN's,
+as many products of `SET_ROWS` rows as it takes. Nothing else about a row's neighbours matters then.
 
 Limits: the operators are torch's own but not public; `pyproject.toml` pins torch's minor version. A layer that is tied to an
 embedding needs its weight twice. Code that computes with `module.weight` itself finds a tensor without memory there and fails.
@@ -67,9 +68,9 @@ class PackedWeight:
     """One or more plain linear layers with the same input as one product. Rows are the caller's to fill up (`Fill`)."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, set_rows: bool) -> None:
-        """`weight` is [out, in]. With `set_rows` it takes only multiples of `SET_ROWS`, and computes so many at a time."""
+        """`weight` is [out, in]. With `set_rows` it takes only multiples of `SET_ROWS`, and their number does not matter."""
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _LAYOUT_ROWS)
-        self._panels = 0 if set_rows else panels.address_of(self._packed, weight)
+        self._panels = 0 if set_rows and not panels.sums_alike() else panels.address_of(self._packed, weight)
         self._outputs = int(weight.shape[0])
         self._bias = bias
         self._set_rows = set_rows
@@ -83,20 +84,20 @@ class PackedWeight:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, in] to [rows, out]."""
+        if self._panels and (self._set_rows or x.shape[0] <= panels.MOST_ROWS):
+            return panels.multiply(x, self._panels, self._bias, None, self._outputs)
         if self._set_rows and x.shape[0] > SET_ROWS:
             return torch.cat([self(part) for part in x.split(SET_ROWS)])
-        if self._panels and x.shape[0] <= panels.MOST_ROWS:
-            return panels.multiply(x, self._panels, self._bias, None, self._outputs)
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return out
 
     def added_to(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """`other` [rows, out] plus the product, rounded once."""
+        if self._panels and (self._set_rows or x.shape[0] <= panels.MOST_ROWS):
+            return panels.multiply(x, self._panels, self._bias, other, self._outputs)
         if self._set_rows and x.shape[0] > SET_ROWS:
             parts = zip(x.split(SET_ROWS), other.split(SET_ROWS), strict=True)
             return torch.cat([self.added_to(part, beside) for part, beside in parts])
-        if self._panels and x.shape[0] <= panels.MOST_ROWS:
-            return panels.multiply(x, self._panels, self._bias, other, self._outputs)
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._packed, self._bias, "add")
         return out
 

@@ -122,6 +122,11 @@ def _multiply_with_tiles() -> int:
 _multiply_tiles: Final = _multiply_with_tiles()
 
 
+def sums_alike() -> bool:
+    """Whether what a row comes to is the same with any number of others, where that is a multiple of two tiles' rows."""
+    return bool(_multiply_tiles)
+
+
 def address_of(packed: torch.Tensor, weight: torch.Tensor) -> int:
     """Returns where the panels of `packed` are, which oneDNN made of `weight` [outputs, inputs]; 0 if it has another layout.
 
@@ -147,7 +152,7 @@ def address_of(packed: torch.Tensor, weight: torch.Tensor) -> int:
 def multiply(
     x: torch.Tensor, weight_at: int, bias: torch.Tensor | None, other: torch.Tensor | None, outputs: int
 ) -> torch.Tensor:
-    """Returns bfloat16 [rows, outputs] from bfloat16 `x` [rows, inputs], at most `MOST_ROWS` rows.
+    """Returns bfloat16 [rows, outputs] from bfloat16 `x` [rows, inputs], at most `MOST_ROWS` rows, without limit on tiles.
 
     `weight_at` from `address_of`; `bias` [outputs], contiguous, and `other` [rows, outputs], both bfloat16, are added.
     """

@@ -115,5 +115,20 @@ def test_many_rows_are_onednns(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.allclose(product(x).double(), x.double() @ weight.double().T, rtol=2**-7, atol=1e-2)
 
 
-def test_sets_of_rows_never_depend_on_their_number() -> None:
-    assert PackedWeight(torch.randn(96, 64).bfloat16(), None, set_rows=True)._panels == 0
+@pytest.mark.parametrize("with_tiles", [True, False])
+def test_sets_of_rows_never_depend_on_their_number(monkeypatch: pytest.MonkeyPatch, with_tiles: bool) -> None:
+    torch.manual_seed(6)
+    if not with_tiles:
+        monkeypatch.setattr(panels, "MOST_ROWS", panels._FEW)
+        monkeypatch.setattr(panels, "_multiply_tiles", 0)
+    product = PackedWeight(torch.randn(96, 576).bfloat16(), torch.randn(96).bfloat16(), set_rows=True)
+    assert with_tiles or not product._panels
+    x, other = torch.randn(320, 576).bfloat16(), torch.randn(320, 96).bfloat16()
+    with torch.inference_mode():
+        whole, added = product(x), product.added_to(x, other)
+        for first, count in ((0, 32), (32, 64), (96, 96), (192, 128)):
+            part = slice(first, first + count)
+            assert torch.equal(product(x[part]), whole[part])
+            assert torch.equal(product.added_to(x[part], other[part]), added[part])
+        order = torch.randperm(320)
+        assert torch.equal(product(x[order]), whole[order])
