@@ -1,6 +1,6 @@
 """Events of a generation as bytes, from a replica to the ingress.
 
-Ray passes bytes as they are. A value of ours it gives to its general pickler, event by event, which takes a tenth of a
+Bytes cost Serve next to nothing. A value of ours goes through its general pickler, event by event, which takes a tenth of a
 millisecond at the replica and half of that at the ingress. So events are msgpack, positional: both ends are of one build,
 since they are deployed as one application.
 """
