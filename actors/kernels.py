@@ -51,7 +51,7 @@ from kvpool.compiled import inner, thread_entry
 from kvpool.kernels.atomics import fetch_add, get
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def write_kv(pool: Any, layer: int, blocks: Any, offsets: Any, key: Any, value: Any) -> None:
     """Store K and V of a step's tokens.
 
@@ -67,7 +67,7 @@ def write_kv(pool: Any, layer: int, blocks: Any, offsets: Any, key: Any, value: 
                 pool[block, layer, 1, head, offset, d] = value[head, token, d]
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def _gather(
     flat: Any,
     side: int,
@@ -94,7 +94,7 @@ def _gather(
                 store(space, to + d, nothing)
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def attend(
     sequence: int,
     first_head: int,

@@ -2,17 +2,19 @@
 
 Two kernels for each chunk. The first, `lay_values`, lays the values of all that the chunk may see out as tiles, elements by keys;
 K is fit for tiles as it lies in the pool. The second, `attend_chunk`, takes twice 16 queries of one head at a time, which halves
-what is read, and for every `_STRIP` keys
+what is read, and for every `STRIP` keys
 
     scores = K Q^T           keys by queries, so that every vector is one key's scores for 16 queries,
-    weights = exp(scores - highest so far)        and nothing is ever summed across a vector,
-    sums = sums * exp(highest before - highest so far) + V^T weights
+    weights = 2^(scores - highest so far)          and nothing is ever summed across a vector,
+    sums = sums * 2^(highest before - highest so far) + V^T weights
 
-(the online softmax of Milakov and Gimelshein, 2018). Keys that no query may see are not looked at. Weights are rounded to
-bfloat16, as everybody's are; all else is float32. What a query gets does not depend on how its prompt was cut into chunks.
+(the online softmax of Milakov and Gimelshein, 2018, with scores times log2 e). Strips that no query may see are not looked at.
+Weights are rounded to bfloat16, as everybody's are; all else is float32. What a query gets does not depend on how its prompt was
+cut into chunks.
 
 Limits: blocks are multiples of 16 tokens, heads of 32 elements, those of values as long as those of keys; scores are scaled by
-more than 0.
+more than 0. A value that is no number reaches all queries of its prompt that are computed with it, also those that may not see
+it.
 """
 
 from __future__ import annotations
@@ -38,7 +40,6 @@ from actors.fused_kernels import (
     rotate,
 )
 from actors.lanes import (
-    HIDDEN,
     bounded,
     fill,
     float_at,
@@ -63,12 +64,14 @@ KEYS: Final = 32
 """Of a tile of values."""
 QUERIES: Final = 16
 """Of a tile."""
-_STRIP: Final = 256
-_SCORES: Final = 4 * QUERIES * _STRIP
-_WEIGHTS: Final = 2 * QUERIES * _STRIP
+STRIP: Final = 256
+"""Keys of a strip, which begin at multiples of that: so a query's sums do not depend on its neighbours."""
+_SCORES: Final = 4 * QUERIES * STRIP
+_WEIGHTS: Final = 2 * QUERIES * STRIP
 """Bytes of 16 queries' scores of a strip, and of their weights."""
 _FAR: Final = 1 << 40
 _LOG2_E: Final = np.float32(1.4426950408889634)
+_HIDDEN: Final = np.float32(-3.4e38)
 
 
 @inner
@@ -81,8 +84,8 @@ def _first(layer: int, what: int) -> int:
 def lay_values(record: int) -> None:
     """Values of positions [first, end) as tiles; zeros where a tile goes on behind the end.
 
-    Words: record of the layer; address of the block table, int64; first, a multiple of 32; end; and the address of the tiles,
-    bfloat16 [kv_heads, tiles, head_dim, 32].
+    Words: record of the layer; address of the block table, int64; first, a multiple of `STRIP`; end; and the address of the
+    tiles, bfloat16 [kv_heads, tiles, head_dim, 32].
     """
     layer, first, end = get(record + 8), get(record + 24), get(record + 32)
     blocks = carray(whole_at(get(record + 16)), (_FAR,))
@@ -157,14 +160,24 @@ def _score(scores_at: int, layer: int, blocks: Any, start: int, keys: int, kv_he
 
 
 @inner
-def _hide(scores: Any, keys: int, ahead: int, window: int, hidden: Any) -> None:
-    """Scores that do not count become `hidden`, of `keys` the first of which is `ahead` of the first query."""
+def _scale(scores: Any, keys: int, ahead: int, window: int, scale: Any, softcap: Any) -> None:
+    """Scores, as they count, in powers of 2: of `keys` the first of which is `ahead` of the first query.
+
+    What a query may not see, and what is missing of the last tile, becomes `_HIDDEN`.
+    """
+    zero, log2_e, hidden = fill(np.float32(0.0)), fill(_LOG2_E), fill(_HIDDEN)
+    base = scale if softcap > 0.0 else fma(scale, log2_e, zero)
     for row in range(keys):
+        score = fma(load(scores, 16 * row), base, zero)
+        if softcap > 0.0:
+            score = fma(bounded(score, softcap), log2_e, zero)
         # Query n sees the key where ahead <= n, and where n < ahead + window.
         if ahead > 0 or (window > 0 and ahead + window < QUERIES):
-            high = ahead + window if window > 0 else QUERIES
-            store(scores, 16 * row, keep(load(scores, 16 * row), max(ahead, 0), high, hidden))
+            score = keep(score, max(ahead, 0), ahead + window if window > 0 else QUERIES, _HIDDEN)
+        store(scores, 16 * row, score)
         ahead += 1
+    for row in range(keys, (keys + KEYS - 1) // KEYS * KEYS):
+        store(scores, 16 * row, hidden)
 
 
 @inner
@@ -178,38 +191,26 @@ def _highest(scores: Any, rows: int, highest: Any) -> Any:
 
 
 @inner
-def _weigh(
-    scores: Any, weights: Any, state: Any, sums: Any, keys: int, ahead: int, window: int, scale: Any, softcap: Any
-) -> None:
-    """Weights of 16 queries from their scores of `keys`, the first of which is `ahead` of the first query.
+def _weigh(scores: Any, rows: int, weights: Any, state: Any, sums: Any) -> None:
+    """Weights of 16 queries from their scores of a strip, `rows` keys.
 
     `state` are 16 times the highest score so far, and 16 times the sum of the weights so far. It, and the `sums` so far, shrink
-    to what they are beside the new highest.
+    to what they are beside the new highest: not at all where that is the old one.
     """
-    zero, one, minus = fill(np.float32(0.0)), fill(np.float32(1.0)), fill(np.float32(-1.0))
-    base = fma(scale, fill(_LOG2_E), zero)  # a score in powers of 2
-    if softcap > 0.0:
-        for row in range(keys):
-            store(scores, 16 * row, bounded(fma(load(scores, 16 * row), scale, zero), softcap))
-        base = fill(_LOG2_E)
-    _hide(scores, keys, ahead, window, HIDDEN)
-    rows = (keys + KEYS - 1) // KEYS * KEYS
-    for row in range(keys, rows):
-        store(scores, 16 * row, fill(HIDDEN))
+    one, minus = fill(np.float32(1.0)), fill(np.float32(-1.0))
     before = load(state, 0)
     highest = _highest(scores, rows, before)
-    bias = fma(fma(highest, base, zero), minus, zero)
-    shrink = power(fma(before, base, bias))
-    evens, odds = zero, zero
+    shrink = power(fma(highest, minus, before))
+    evens, odds = fill(np.float32(0.0)), fill(np.float32(0.0))
     for at in range(0, 16 * rows, 32):
-        even = power(fma(load(scores, at), base, bias))
-        odd = power(fma(load(scores, at + 16), base, bias))
+        even = power(fma(highest, minus, load(scores, at)))
+        odd = power(fma(highest, minus, load(scores, at + 16)))
         evens, odds = fma(even, one, evens), fma(odd, one, odds)
         store_pairs(weights, at, even, odd)
     store(state, 0, highest)
     store(state, 16, fma(load(state, 16), shrink, fma(evens, one, odds)))
     for at in range(0, sums.size, 16):
-        store(sums, at, fma(load(sums, at), shrink, zero))
+        store(sums, at, fma(load(sums, at), shrink, fill(np.float32(0.0))))
 
 
 @inner
@@ -239,7 +240,7 @@ def _attend_with_tiles() -> int:
         value_tiles, tile_bytes = (start + count - first + KEYS - 1) // KEYS, head_dim * KEYS * 2
         groups = (count + 2 * QUERIES - 1) // (2 * QUERIES)
         # A thread's own, twice: scores, weights, sums, queries as tiles, state; then room to turn those, and the tiles' setting.
-        each = (QUERIES * _STRIP, QUERIES * _STRIP // 2, size, size // 2, 2 * QUERIES)
+        each = (QUERIES * STRIP, QUERIES * STRIP // 2, size, size // 2, 2 * QUERIES)
         space = np.zeros(2 * (each[0] + each[1] + each[2] + each[3] + each[4]) + 9 * head_dim + 32 + 16, np.float32)
         at = -(space.ctypes.data // 4) % 16  # a cache line's start
         scores, at = space[at : at + 2 * each[0]], at + 2 * each[0]
@@ -261,24 +262,26 @@ def _attend_with_tiles() -> int:
             for which in range(both):
                 row, some = first_row + here + QUERIES * which, min(QUERIES, asking - QUERIES * which)
                 _lay_queries(qkv, cos, sin, row, some, head, layer, turned, asked[which * each[3] :])
-                store(state, 32 * which, fill(HIDDEN))
+                store(state, 32 * which, fill(_HIDDEN))
                 store(state, 32 * which + 16, fill(np.float32(0.0)))
             for element in range(0, both * size, 16):
                 store(sums, element, fill(np.float32(0.0)))
             end = query + asking
-            low = max(0, query - window + 1) // KEYS * KEYS if window > 0 else 0
-            for strip in range(low, end, _STRIP):
-                keys = min(_STRIP, end - strip)
+            low = max(0, query - window + 1) // STRIP * STRIP if window > 0 else 0
+            for strip in range(low, end, STRIP):
+                keys = min(STRIP, end - strip)
                 _score(scores_at, layer, blocks, strip, keys, kv_head, asked_at)
+                parts = (keys + KEYS - 1) // KEYS
                 for which in range(both):
+                    mine = scores[which * each[0] :]
+                    _scale(mine, keys, strip - query - QUERIES * which, window, scale, softcap)
                     _weigh(
-                        scores[which * each[0] :],
+                        mine,
+                        parts * KEYS,
                         narrow(weights_at + which * _WEIGHTS),
                         state[32 * which :],
                         sums[which * size : which * size + size],
-                        *(keys, strip - query - QUERIES * which, window, scale, softcap),
                     )
-                parts = (keys + KEYS - 1) // KEYS
                 values_at = values + (kv_head * value_tiles + (strip - first) // KEYS) * tile_bytes
                 for d in range(0, head_dim, 32):
                     tiles.tile_mix(

@@ -63,12 +63,15 @@ class _SourceCache(FunctionCache):  # type: ignore[misc]
         return (*super()._index_key(sig, codegen), _DIGEST, self._beside, PAUSE_POINTS)
 
 
+_ERRORS: Final = "numpy"
+"""A division by zero gives an infinity or no number. An exception would be lost on a thread, and the rest of its work with it."""
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def inner(function: Function) -> Function:
     """Marks `function` as one that entries call: compiled with each of them, and not to be called from Python."""
-    compiled: Function = njit(function)
+    compiled: Function = njit(function, error_model=_ERRORS)
     return compiled
 
 
@@ -90,7 +93,9 @@ def thread_entry(function: Callable[[int], None]) -> int:
 
     What it raises is lost.
     """
-    compiled: Any = CFunc(function, sigutils.normalize_signature("void(int64)"), {}, {"nopython": True})
+    compiled: Any = CFunc(
+        function, sigutils.normalize_signature("void(int64)"), {}, {"nopython": True, "error_model": _ERRORS}
+    )
     compiled._cache = _SourceCache(function)
     compiled.compile()
     _kept.append(compiled)
@@ -105,7 +110,7 @@ def _compiled(function: Callable[..., int], nogil: bool) -> Callable[..., int]:
     name = function.__name__
     taken = dispatchers.get(name)
     assert taken is None or taken.py_func.__module__ == function.__module__, f"two entries are called {name}"
-    dispatcher: Any = njit(function, nogil=nogil)
+    dispatcher: Any = njit(function, nogil=nogil, error_model=_ERRORS)
     dispatcher._cache = _SourceCache(function)
     arguments = ", ".join(["int64"] * function.__code__.co_argcount)
     dispatcher.compile(f"int64({arguments})")

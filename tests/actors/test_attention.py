@@ -207,6 +207,15 @@ def test_a_key_that_is_no_number_shows() -> None:
     assert (out[0, 2:] == 0).all()
 
 
+def test_scores_beyond_all_bounds_spoil_no_other_sequence() -> None:
+    pool = np.zeros((4, 1, 2, 1, 16, 64), np.float32)
+    pool[0, 0, 0] = 1e37
+    pool[1:, 0, 1] = 1.0
+    query, out = np.full((4, 1, 64), -1.0, np.float32), np.full((4, 1, 64), 7.0, np.float32)
+    decode_attention(query, pool, 0, np.arange(4)[:, None], np.full(4, 16), 1.0, 0, 0.0, out, 1)
+    assert np.allclose(out[1:], 1.0)
+
+
 def test_prompts_are_attended_in_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch keeps the code that it compiles for each size in bfloat16: with every length a process would grow for ever."""
     sizes: set[tuple[int, int]] = set()

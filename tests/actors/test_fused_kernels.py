@@ -61,6 +61,25 @@ def test_numbers_are_rounded_as_torch_does(numbers: list[float]) -> None:
     assert torch.equal(out.nan_to_num(0.0), wanted.nan_to_num(0.0))
 
 
+def test_silu_at_its_ends() -> None:
+    ends = [-3.3e38, -1e30, -1e5, -200.0, -90.0, 0.0, 90.0, 1e5, 1e30, 3.3e38]
+    gate = torch.tensor([ends * 2 + [float("nan"), float("inf")] * 6]).bfloat16()
+    both, out = torch.cat([gate, torch.ones_like(gate)], 1), torch.empty_like(gate)
+    run(silu_product, 1, both.data_ptr(), out.data_ptr(), 1, gate.shape[1])
+    wanted = torch.nn.functional.silu(gate.double()).bfloat16()
+    assert torch.allclose(out.float(), wanted.float(), rtol=2**-7, atol=1e-30, equal_nan=True)
+
+
+def test_a_row_of_zeros_without_eps_spoils_no_other() -> None:
+    """What is divided by zero is no number; those behind it are computed all the same."""
+    x, weight = torch.ones(40, 64).bfloat16(), torch.ones(64).bfloat16()
+    x[3] = 0
+    out = torch.full_like(x, 7.0)
+    run(rms_norm, 1, x.data_ptr(), weight.data_ptr(), out.data_ptr(), 40, 64, bits_of(0.0))
+    assert out[3].isnan().all()
+    assert (out[[row for row in range(40) if row != 3]] == 1).all()
+
+
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
     torch.manual_seed(1)
     x, weight = torch.randn(9, 64).bfloat16(), torch.randn(64).bfloat16()

@@ -61,8 +61,8 @@ class Prompt:
         blocks, layers, _, _, block_tokens, _ = self.pool.shape
         shape = (self.heads // kv_heads, self.pool.data_ptr(), blocks, layers, kv_heads, block_tokens, dim)
         told = array("q", (*shape, 1, bits_of(SCALE), window, bits_of(softcap)))
-        layer, keys = told.buffer_info()[0], tile_attention.KEYS
-        first = max(0, start - window + 1) // keys * keys if window else 0
+        layer, keys, strip = told.buffer_info()[0], tile_attention.KEYS, tile_attention.STRIP
+        first = max(0, start - window + 1) // strip * strip if window else 0
         values = torch.full((kv_heads * -(-(end - first) // keys) * keys, dim), float("nan"), dtype=torch.bfloat16)
         table, values_at = self.blocks.data_ptr(), values.data_ptr()
         run(tile_attention.lay_values, threads, layer, table, first, end, values_at)
@@ -108,13 +108,30 @@ def test_a_chunk_gets_what_plain_attention_gives(
 
 
 @needs_tiles
-@pytest.mark.parametrize("window", [0, 40])
-def test_what_a_token_gets_does_not_depend_on_how_its_prompt_was_cut(window: int) -> None:
-    prompt = Prompt.of(600, 2, 2, 64, 16, 3)
-    whole = prompt.attend(0, 600, window)
-    for cuts in ([0, 256, 512, 600], [0, 1, 17, 300, 599, 600], [0, 31, 320, 600]):
+@pytest.mark.parametrize("window", [0, 40, 300, 600])
+@pytest.mark.parametrize("seed", [3, 4])
+def test_what_a_token_gets_does_not_depend_on_how_its_prompt_was_cut(window: int, seed: int) -> None:
+    prompt = Prompt.of(900, 2, 2, 64, 16, seed)
+    whole = prompt.attend(0, 900, window)
+    for cuts in ([0, 256, 512, 900], [0, 1, 17, 300, 599, 900], [0, 31, 320, 900], [0, 401, 900]):
         parts = [prompt.attend(a, b, window, threads=2) for a, b in itertools.pairwise(cuts)]
         assert torch.equal(torch.cat(parts), whole), cuts
+
+
+@needs_tiles
+@pytest.mark.parametrize("size", [0.0, 30.0, 1e3, 1e5, 1e16])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_equal_keys_weigh_the_same_however_far_apart(size: float, sign: int) -> None:
+    """Whatever their score: the first of them may not fade with every strip that comes after it."""
+    tokens = 16 * 1024
+    prompt = Prompt.of(tokens, 1, 1, 32, 16, 5)
+    prompt.query[:] = size
+    prompt.pool[prompt.blocks, 1, 0] = sign
+    prompt.pool[prompt.blocks[: len(prompt.blocks) // 2], 1, 1] = 1.0
+    prompt.pool[prompt.blocks[len(prompt.blocks) // 2 :], 1, 1] = 0.0
+    assert (prompt.attend(tokens - 1, tokens) == 0.5).all()
+    prompt.pool[prompt.blocks[0], 1, 0] *= 2  # the first are all that counts, or do not count
+    assert (prompt.attend(tokens - 1, tokens) == (1.0 if size * sign > 1 else 0.5)).all()
 
 
 @needs_tiles
