@@ -40,6 +40,9 @@ class EngineConfig:
     """Requests that may wait for a place; one more is answered 503."""
     stall_s: float = 60.0
     """Health fails when the step thread has work but finishes no step for this long."""
+    stream_interval_s: float = 0.0
+    """A request's tokens leave the replica at most this often, the first and the last at once. 0: each as it comes. Where
+    replicas and ingress share few cores, 0.04 leaves more of them to the replicas."""
 
 
 @dataclass(frozen=True, slots=True)

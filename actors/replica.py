@@ -74,7 +74,7 @@ class Replica:
         self._progress = progress or SilentProgress()
         self._metrics = metrics
         self._clock = clock
-        self._mail = MailRoom()
+        self._mail = MailRoom(config.engine.stream_interval_s)
         self._serial = itertools.count()
         self._checked_at = float("-inf")
         self._integrity_found = ""

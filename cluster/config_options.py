@@ -55,6 +55,7 @@ RANGES: dict[str, Range] = {
     "engine.max_running": Range(1, 65_536),
     "engine.max_waiting": Range(0, 1 << 20),
     "engine.stall_s": Range(1, _ANY),
+    "engine.stream_interval_s": Range(0, 10),
     "pool.block_tokens": Range(1, 1024),
     "pool.tokens": Range(0, 1 << 31),
     "pool.orphan_ttl_s": Range(0, _ANY),
