@@ -62,6 +62,7 @@ class Ingress:
         self._settings = settings
         self._engine = engine
         self._trim = HeapTrim()
+        engine._init()  # the router of the handle now, not in the first request
 
     async def __serve_build_asgi_app__(self) -> Any:
         """The ASGI app; called once by Serve, after the constructor.
@@ -72,8 +73,6 @@ class Ingress:
         from cluster.api.app import build_app
 
         settings = self._settings
-        # The handle's router now, not in the first request, and in this loop: every token would change threads otherwise.
-        self._engine._init(_run_router_in_separate_loop=False)
         keys = _keys(settings)  # before the long wait: a list that cannot be read ends the start
         codec = await asyncio.to_thread(_codec, Path(settings.model_dir))
         while not (statuses := await replica_statuses(self._engine)):  # noqa: ASYNC110 - another process, no event

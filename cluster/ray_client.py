@@ -63,7 +63,8 @@ class RayEngineClient:
         sharing: Sharing | None = None,
     ) -> None:
         # Over Serve's own gRPC: as an item of a Ray stream, which has an owner and a count of references, a token takes both
-        # ends a third more processor time.
+        # ends a third more processor time. In Serve's loop, not ours: there a call that was refused is read to its end; here
+        # it would never end.
         self._streams = handle.options(method_name="generate", stream=True, _by_reference=False)
         self._handle = handle
         self._routes = routes

@@ -1,8 +1,8 @@
 """Decides which replica gets a request, from the mirror's picture of the directory and the bookings of all routers.
 
-Serve's router (`serve_router.py`) asks `route` for each request; whoever took the request from the client holds a ticket for it.
-Both may be threads of their own, in the ingress they share its loop; a follower writes the mirror in another. One lock covers
-tickets, bookings and totals; it is held for microseconds and never while a policy computes or a metric is written.
+Serve's router (`serve_router.py`) asks `route` for each request, in its own thread; whoever took the request from the client
+holds a ticket for it, in another; a follower writes the mirror in a third. One lock covers tickets, bookings and totals; it is
+held for microseconds and never while a policy computes or a metric is written.
 
 `chooser.py` says how a decision is made. The first choice is booked at once.
 
