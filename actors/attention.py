@@ -254,8 +254,8 @@ class PagedAttention:
         out: torch.Tensor,
     ) -> None:
         """Attention of a chunk whose K and V are in the pool already, into `out`. See `tile_attention.py`."""
-        end, strip, threads = chunk.start + chunk.count, tile_attention.STRIP, torch.get_num_threads()
-        first = max(0, chunk.start - shape.window + 1) // strip * strip if shape.window else 0
+        end, threads = chunk.start + chunk.count, torch.get_num_threads()
+        first = tile_attention.first_laid(chunk.start, shape.window)
         values = qkv.new_empty(shape.kv_heads * _whole(end - first, tile_attention.KEYS), shape.key_dim)
         blocks, values_at = chunk.blocks.data_ptr(), values.data_ptr()
         run(tile_attention.lay_values, threads, layer, blocks, first, end, values_at)

@@ -240,14 +240,14 @@ def _attend_with_tiles() -> int:
         value_tiles, tile_bytes = (start + count - first + KEYS - 1) // KEYS, head_dim * KEYS * 2
         groups = (count + 2 * QUERIES - 1) // (2 * QUERIES)
         # A thread's own, twice: scores, weights, sums, queries as tiles, state; then room to turn those, and the tiles' setting.
-        each = (QUERIES * STRIP, QUERIES * STRIP // 2, size, size // 2, 2 * QUERIES)
-        space = np.zeros(2 * (each[0] + each[1] + each[2] + each[3] + each[4]) + 9 * head_dim + 32 + 16, np.float32)
+        strip_size, state_size = QUERIES * STRIP, 2 * QUERIES
+        space = np.zeros(3 * strip_size + 3 * size + 2 * state_size + 9 * head_dim + 32 + 16, np.float32)
         at = -(space.ctypes.data // 4) % 16  # a cache line's start
-        scores, at = space[at : at + 2 * each[0]], at + 2 * each[0]
-        weights, at = space[at : at + 2 * each[1]], at + 2 * each[1]
-        sums, at = space[at : at + 2 * each[2]], at + 2 * each[2]
-        asked, at = space[at : at + 2 * each[3]], at + 2 * each[3]
-        state, at = space[at : at + 2 * each[4]], at + 2 * each[4]
+        scores, at = space[at : at + 2 * strip_size], at + 2 * strip_size
+        weights, at = space[at : at + strip_size], at + strip_size
+        sums, at = space[at : at + 2 * size], at + 2 * size
+        asked, at = space[at : at + size], at + size
+        state, at = space[at : at + 2 * state_size], at + 2 * state_size
         turned, at = space[at : at + 9 * head_dim], at + 9 * head_dim
         scores_at, weights_at, sums_at = scores.ctypes.data, weights.ctypes.data, sums.ctypes.data
         asked_at, setting_at = asked.ctypes.data, space.ctypes.data + 4 * at
@@ -261,9 +261,9 @@ def _attend_with_tiles() -> int:
             both = 2 if asking > QUERIES else 1
             for which in range(both):
                 row, some = first_row + here + QUERIES * which, min(QUERIES, asking - QUERIES * which)
-                _lay_queries(qkv, cos, sin, row, some, head, layer, turned, asked[which * each[3] :])
-                store(state, 32 * which, fill(_HIDDEN))
-                store(state, 32 * which + 16, fill(np.float32(0.0)))
+                _lay_queries(qkv, cos, sin, row, some, head, layer, turned, asked[which * size // 2 :])
+                store(state, state_size * which, fill(_HIDDEN))
+                store(state, state_size * which + QUERIES, fill(np.float32(0.0)))
             for element in range(0, both * size, 16):
                 store(sums, element, fill(np.float32(0.0)))
             end = query + asking
@@ -273,13 +273,13 @@ def _attend_with_tiles() -> int:
                 _score(scores_at, layer, blocks, strip, keys, kv_head, asked_at)
                 parts = (keys + KEYS - 1) // KEYS
                 for which in range(both):
-                    mine = scores[which * each[0] :]
+                    mine = scores[which * strip_size :]
                     _scale(mine, keys, strip - query - QUERIES * which, window, scale, softcap)
                     _weigh(
                         mine,
                         parts * KEYS,
                         narrow(weights_at + which * _WEIGHTS),
-                        state[32 * which :],
+                        state[state_size * which :],
                         sums[which * size : which * size + size],
                     )
                 values_at = values + (kv_head * value_tiles + (strip - first) // KEYS) * tile_bytes
@@ -290,7 +290,7 @@ def _attend_with_tiles() -> int:
             for which in range(both):
                 some, row = min(QUERIES, asking - QUERIES * which), first_row + here + QUERIES * which
                 to, stride = (row * heads + head) * head_dim, heads * head_dim
-                _give(sums[which * size :], state[32 * which :], head_dim, out, to, stride, some)
+                _give(sums[which * size :], state[state_size * which :], head_dim, out, to, stride, some)
         tiles.end_tiles(setting_at)
         space[0] = 0.0  # an array is freed after its last use, and its address is none
 
@@ -306,6 +306,11 @@ Words: addresses of qkv, cos and sin as in `fused_kernels.write_rows`; record of
 the block table, int64; address of the values that `lay_values` laid out, and the position of the first of them; address of
 out, bfloat16 [rows, heads head_dim].
 """
+
+
+def first_laid(start: int, window: int) -> int:
+    """Returns the first position whose values a chunk from position `start` needs, a strip's beginning."""
+    return max(0, start - window + 1) // STRIP * STRIP if window else 0
 
 
 def fits(block_tokens: int, key_dim: int, value_dim: int, scale: float) -> bool:

@@ -61,8 +61,8 @@ class Prompt:
         blocks, layers, _, _, block_tokens, _ = self.pool.shape
         shape = (self.heads // kv_heads, self.pool.data_ptr(), blocks, layers, kv_heads, block_tokens, dim)
         told = array("q", (*shape, 1, bits_of(SCALE), window, bits_of(softcap)))
-        layer, keys, strip = told.buffer_info()[0], tile_attention.KEYS, tile_attention.STRIP
-        first = max(0, start - window + 1) // strip * strip if window else 0
+        layer, keys = told.buffer_info()[0], tile_attention.KEYS
+        first = tile_attention.first_laid(start, window)
         values = torch.full((kv_heads * -(-(end - first) // keys) * keys, dim), float("nan"), dtype=torch.bfloat16)
         table, values_at = self.blocks.data_ptr(), values.data_ptr()
         run(tile_attention.lay_values, threads, layer, table, first, end, values_at)
