@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from actors import tile_attention
+from actors.chunk_attention import attend_chunk, fits
 from actors.errors import ModelRefused
 from actors.fused_kernels import attend_rows, prompt_rows, write_rows
 from actors.kernels import bits_of, decode_attention, parts_of, write_kv
@@ -219,17 +219,18 @@ class PagedAttention:
         out = qkv.new_empty(rows, heads * dim)
         rows_at = (qkv.data_ptr(), cos.data_ptr(), sin.data_ptr())
         told = (self._told_of(layer, shape).buffer_info()[0], step.told.buffer_info()[0])
-        on_tiles = tile_attention.fits(self._block_tokens, dim, shape.value_dim, shape.asked.scaling)
+        in_place = fits(self._block_tokens, dim, shape.value_dim, shape.asked.scaling)
         threads = torch.get_num_threads()
-        written = len(step.slot_blocks) if on_tiles else step.singles
+        written = len(step.slot_blocks) if in_place else step.singles
         if written:
             run(write_rows, threads_for(written), *rows_at, written, *told)
         if step.singles:
             parts = parts_of(step.singles, shape.kv_heads, threads)
             run(attend_rows, threads, *rows_at, step.singles, *told, out.data_ptr(), parts)
         for chunk in step.chunks:
-            if on_tiles:
-                self._on_tiles(chunk, shape, qkv, rows_at, told[0], out)
+            if in_place:
+                place, seen = (chunk.first, chunk.count, chunk.start), (shape.kv_heads, dim, shape.window)
+                attend_chunk(rows_at, told[0], chunk.blocks, place, seen, out)
                 continue
             room = _whole(chunk.count, _QUERIES)
             queries = qkv.new_zeros(heads, room, dim)
@@ -237,30 +238,12 @@ class PagedAttention:
             kept = 0 if chunk.start else both.data_ptr()
             laid = (chunk.count, room, queries.data_ptr(), kept)
             run(prompt_rows, threads_for(chunk.count), *rows_at, chunk.first, *told, *laid)
-            seen = self._gather(chunk, layer, shape.window) if chunk.start else (both[0], both[1], 0)
-            attended = self._attended(step, chunk, queries, *seen, shape.window, shape.asked)
+            known = self._gather(chunk, layer, shape.window) if chunk.start else (both[0], both[1], 0)
+            attended = self._attended(step, chunk, queries, *known, shape.window, shape.asked)
             out[chunk.first : chunk.first + chunk.count].view(chunk.count, heads, dim).copy_(attended)
         if rows > len(step.slot_blocks):
             out[len(step.slot_blocks) :].zero_()
         return out
-
-    @staticmethod
-    def _on_tiles(
-        chunk: PromptChunk,
-        shape: LayerShape,
-        qkv: torch.Tensor,
-        rows_at: tuple[int, int, int],
-        layer: int,
-        out: torch.Tensor,
-    ) -> None:
-        """Attention of a chunk whose K and V are in the pool already, into `out`. See `tile_attention.py`."""
-        end, threads = chunk.start + chunk.count, torch.get_num_threads()
-        first = tile_attention.first_laid(chunk.start, shape.window)
-        values = qkv.new_empty(shape.kv_heads * _whole(end - first, tile_attention.KEYS), shape.key_dim)
-        blocks, values_at = chunk.blocks.data_ptr(), values.data_ptr()
-        run(tile_attention.lay_values, threads, layer, blocks, first, end, values_at)
-        place = (chunk.first, chunk.count, chunk.start, blocks, values_at, first)
-        run(tile_attention.attend_chunk, threads, *rows_at, layer, *place, out.data_ptr())
 
     def _told_of(self, layer: int, shape: LayerShape) -> array[int]:
         """What kernels are told of the pool, and of how `layer` scores: see `fused_kernels.py`."""

@@ -112,6 +112,12 @@ def silu_product(record: int) -> None:
 
 
 @inner
+def first_of(layer: int, what: int) -> int:
+    """Where in a block the elements of `what` begin: a KV head's keys; plus the number of KV heads, its values."""
+    return (get(layer + LAYER) * 2 * get(layer + KV_HEADS) + what) * get(layer + BLOCK_TOKENS) * get(layer + HEAD_DIM)
+
+
+@inner
 def rotate(source: Any, at: int, cos: Any, sin: Any, angle: int, head_dim: int, out: Any, to: int) -> None:
     """One head, from bfloat16 to float32."""
     half = head_dim // 2

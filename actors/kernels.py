@@ -27,11 +27,10 @@ from typing import Any
 import numpy as np
 from numba import carray, njit
 
+from actors.decode_lanes import add_rows, dots, widen
 from actors.lanes import (
     HIDDEN,
-    add_rows,
     bounded,
-    dots,
     exp,
     fill,
     float_at,
@@ -44,7 +43,6 @@ from actors.lanes import (
     prefetch,
     store,
     whole_at,
-    widen,
 )
 from actors.team import run
 from kvpool.compiled import inner, thread_entry

@@ -23,7 +23,9 @@ embedding needs its weight twice. Code that computes with `module.weight` itself
 
 from __future__ import annotations
 
+import functools
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -69,11 +71,21 @@ class PackedWeight:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, set_rows: bool) -> None:
         """`weight` is [out, in]. With `set_rows` it takes only multiples of `SET_ROWS`, and their number does not matter."""
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _LAYOUT_ROWS)
-        self._panels = 0 if set_rows and not panels.sums_alike() else panels.address_of(self._packed, weight)
-        self._outputs = int(weight.shape[0])
-        self._bias = bias
+        self._outputs, self._inputs = weight.shape
         self._set_rows = set_rows
+        self._bias = bias
+        self._panel_rows = sys.maxsize
+        if onednn_packs():
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _LAYOUT_ROWS)
+            self._panels = panels.address_of(self._packed, weight)
+            if not self._panels or (set_rows and not panels.sums_alike()):
+                self._panel_rows = -1
+            elif not set_rows:
+                self._panel_rows = panels.MOST_ROWS
+        else:
+            self._packed = panels.laid_out(weight)
+            self._panels = self._packed.data_ptr()
+            self._bias = None if bias is None else _widened(bias, panels.PANEL)
 
     @classmethod
     def of(cls, *linears: nn.Linear, set_rows: bool) -> PackedWeight:
@@ -84,8 +96,8 @@ class PackedWeight:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, in] to [rows, out]."""
-        if self._panels and (self._set_rows or x.shape[0] <= panels.MOST_ROWS):
-            return panels.multiply(x, self._panels, self._bias, None, self._outputs)
+        if x.shape[0] <= self._panel_rows:
+            return self._by_panels(x, None)
         if self._set_rows and x.shape[0] > SET_ROWS:
             return torch.cat([self(part) for part in x.split(SET_ROWS)])
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
@@ -93,13 +105,27 @@ class PackedWeight:
 
     def added_to(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """`other` [rows, out] plus the product, rounded once."""
-        if self._panels and (self._set_rows or x.shape[0] <= panels.MOST_ROWS):
-            return panels.multiply(x, self._panels, self._bias, other, self._outputs)
+        if x.shape[0] <= self._panel_rows:
+            return self._by_panels(x, other)
         if self._set_rows and x.shape[0] > SET_ROWS:
             parts = zip(x.split(SET_ROWS), other.split(SET_ROWS), strict=True)
             return torch.cat([self.added_to(part, beside) for part, beside in parts])
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._packed, self._bias, "add")
         return out
+
+    def _by_panels(self, x: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor:
+        outputs = -(-self._outputs // panels.PANEL) * panels.PANEL
+        if self._inputs % panels.PANEL:
+            x = _widened(x, panels.PANEL)
+        if other is not None and outputs != self._outputs:
+            other = _widened(other, panels.PANEL)
+        found = panels.multiply(x, self._panels, self._bias, other, outputs, alike=self._set_rows)
+        return found if outputs == self._outputs else found[:, : self._outputs].contiguous()
+
+
+def _widened(x: torch.Tensor, unit: int) -> torch.Tensor:
+    """[..., n] with zeros up to a multiple of `unit`."""
+    return nn.functional.pad(x, (0, -x.shape[-1] % unit))
 
 
 Fill = Callable[[int], int]
@@ -151,7 +177,13 @@ def pack(model: nn.Module, fill: Fill = padded_rows) -> Packing:
 
 
 def supported() -> bool:
-    """Whether this torch and this CPU pack bfloat16."""
+    """Whether weights in bfloat16 can be packed here, by oneDNN or by ourselves."""
+    return onednn_packs() or panels.usable()
+
+
+@functools.cache
+def onednn_packs() -> bool:
+    """Whether this torch has the operators, and this CPU instructions for bfloat16."""
     operators: Any = torch.ops.mkldnn
     names = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
     if not torch.backends.mkldnn.is_available() or not all(hasattr(operators, name) for name in names):

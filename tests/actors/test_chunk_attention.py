@@ -1,4 +1,4 @@
-"""Attention of chunks on matrix tiles, against the same written out; where the CPU has them.
+"""Attention of chunks, on vectors and, where the CPU has them, on matrix tiles, against the same written out.
 
 The way there, with rotation and pool, is tested in `test_fused_kernels.py`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -14,16 +15,24 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from actors import tile_attention
+from actors import chunk_attention
+from actors.chunk_attention import attend_chunk, fits
 from actors.kernels import bits_of
-from actors.team import run
 from tests.actors.test_attention import plain
+from tests.actors.torch_threads import torch_threads
 
-needs_tiles = pytest.mark.skipif(
-    not tile_attention.attend_chunk, reason="this CPU, or its system, has no tiles of bfloat16"
-)
 SCALE = 0.3
 NOBODY = 7.0
+
+
+@pytest.fixture(scope="module", params=["tiles", "vectors"])
+def products(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "vectors":
+            patch.setattr(chunk_attention, "_attend_on_tiles", 0)
+        elif not chunk_attention._attend_on_tiles:
+            pytest.skip("this CPU, or its system, has no tiles of bfloat16")
+        yield
 
 
 @dataclass
@@ -61,14 +70,10 @@ class Prompt:
         blocks, layers, _, _, block_tokens, _ = self.pool.shape
         shape = (self.heads // kv_heads, self.pool.data_ptr(), blocks, layers, kv_heads, block_tokens, dim)
         told = array("q", (*shape, 1, bits_of(SCALE), window, bits_of(softcap)))
-        layer, keys = told.buffer_info()[0], tile_attention.KEYS
-        first = tile_attention.first_laid(start, window)
-        values = torch.full((kv_heads * -(-(end - first) // keys) * keys, dim), float("nan"), dtype=torch.bfloat16)
-        table, values_at = self.blocks.data_ptr(), values.data_ptr()
-        run(tile_attention.lay_values, threads, layer, table, first, end, values_at)
         rows_at = (qkv.data_ptr(), cos.data_ptr(), sin.data_ptr())
-        place = (first_row, count, start, table, values_at, first)
-        run(tile_attention.attend_chunk, threads, *rows_at, layer, *place, out.data_ptr())
+        place, seen = (first_row, count, start), (kv_heads, dim, window)
+        with torch_threads(threads):
+            attend_chunk(rows_at, told.buffer_info()[0], self.blocks, place, seen, out)
         assert (out[:first_row] == NOBODY).all()
         return out[first_row:].view(count, self.heads, dim)
 
@@ -77,7 +82,7 @@ class Prompt:
         return plain(query, key, value, start, window, softcap).transpose(0, 1)
 
 
-@needs_tiles
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("threads", [1, 3])
 @settings(max_examples=30, deadline=None)
 @given(
@@ -107,7 +112,7 @@ def test_a_chunk_gets_what_plain_attention_gives(
     assert torch.allclose(got, prompt.wanted(start, end, window, softcap), atol=3e-2)
 
 
-@needs_tiles
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("window", [0, 40, 300, 600])
 @pytest.mark.parametrize("seed", [3, 4])
 def test_what_a_token_gets_does_not_depend_on_how_its_prompt_was_cut(window: int, seed: int) -> None:
@@ -118,7 +123,7 @@ def test_what_a_token_gets_does_not_depend_on_how_its_prompt_was_cut(window: int
         assert torch.equal(torch.cat(parts), whole), cuts
 
 
-@needs_tiles
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("size", [0.0, 30.0, 1e3, 1e5, 1e16])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_equal_keys_weigh_the_same_however_far_apart(size: float, sign: int) -> None:
@@ -134,7 +139,7 @@ def test_equal_keys_weigh_the_same_however_far_apart(size: float, sign: int) -> 
     assert (prompt.attend(tokens - 1, tokens) == (1.0 if size * sign > 1 else 0.5)).all()
 
 
-@needs_tiles
+@pytest.mark.usefixtures("products")
 def test_scores_of_any_size_are_weighed_and_what_is_no_number_shows() -> None:
     prompt = Prompt.of(300, 2, 1, 32, 16, 4)
     prompt.query *= 100  # one key is all that counts
@@ -147,12 +152,9 @@ def test_scores_of_any_size_are_weighed_and_what_is_no_number_shows() -> None:
     assert not broken[:, 1].isnan().any()
 
 
-def test_without_tiles_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tile_attention, "attend_chunk", 1)
-    assert tile_attention.fits(16, 64, 64, 0.1)
-    assert not tile_attention.fits(8, 64, 64, 0.1)
-    assert not tile_attention.fits(16, 48, 48, 0.1)
-    assert not tile_attention.fits(16, 64, 32, 0.1)
-    assert not tile_attention.fits(16, 64, 64, -0.1)
-    monkeypatch.setattr(tile_attention, "attend_chunk", 0)
-    assert not tile_attention.fits(16, 64, 64, 0.1)
+def test_what_does_not_fit_is_left_to_others() -> None:
+    assert fits(16, 64, 64, 0.1)
+    assert not fits(8, 64, 64, 0.1)
+    assert not fits(16, 48, 48, 0.1)
+    assert not fits(16, 64, 32, 0.1)
+    assert not fits(16, 64, 64, -0.1)
