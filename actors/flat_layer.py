@@ -31,7 +31,8 @@ from torch import nn
 from actors.attention import AttentionPort, LayerShape, plain_attention
 from actors.fused_kernels import rms_norm, silu_product
 from actors.kernels import bits_of
-from actors.packed_linear import Fill, PackedWeight, Packing, is_plain, padded_rows, set_rows, supported
+from actors.packed_linear import Packing, is_plain
+from actors.packed_weight import packed_weight, supported
 from actors.team import run, threads_for
 
 _log = logging.getLogger(__name__)
@@ -64,13 +65,13 @@ class Norm:
 class FlatLayer(nn.Module):
     """Answers for `layer`. Finds its step behind `port`, as the model's own attention would."""
 
-    def __init__(self, layer: Any, shape: LayerShape, index: int, port: AttentionPort, fill: Fill) -> None:
+    def __init__(self, layer: Any, shape: LayerShape, index: int, port: AttentionPort, *, alike: bool) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self._port, self._shape, self._index = port, shape, index
         self._before_attention = _norm(layer.input_layernorm)
         self._before_mlp = _norm(layer.post_attention_layernorm)
-        packed = partial(PackedWeight.of, set_rows=fill is set_rows)
+        packed = partial(packed_weight, alike=alike)
         self._qkv = packed(attention.q_proj, attention.k_proj, attention.v_proj)
         self._o = packed(attention.o_proj)
         self._gate_up = packed(mlp.gate_proj, mlp.up_proj)
@@ -175,7 +176,7 @@ def _looks_flat(layer: Any) -> bool:
 
 @torch.inference_mode()
 def flatten(
-    recorded: LayerCalls, shapes: Mapping[int, LayerShape], port: AttentionPort, fill: Fill = padded_rows
+    recorded: LayerCalls, shapes: Mapping[int, LayerShape], port: AttentionPort, *, alike: bool = False
 ) -> Packing:
     """Replace the recorded layers that then compute the same. `shapes` by layer. Mutates the model; raises nothing.
 
@@ -188,7 +189,7 @@ def flatten(
         if call is None or not _rotates_whole_heads(call, shape):
             continue
         try:
-            flat = FlatLayer(layer, shape, index, port, fill)
+            flat = FlatLayer(layer, shape, index, port, alike=alike)
             agrees = _agree(layer, flat, call, shape, port)
         except Exception:  # sizes that do not fit together, an operator that refuses them: its own code serves it
             _log.debug("layer %d keeps its own code", index, exc_info=True)

@@ -8,15 +8,17 @@ exp is Cephes' expf: range reduction by ln 2 in two parts, a polynomial, the exp
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 TILE = 16
+WIDE: Final = bool(binding.get_host_cpu_features().get("avx512f"))
+"""Whether a register holds 16 float32, and there are 32 of them; else it takes two of 16, as on AVX2."""
 HIDDEN = np.float32(-1e30)
 POWER = (0.05500893094807431, 0.24221096380484797, 0.693282927456603, 1.0)
 """Of 2^x from -0.5 to 0.5, highest power first: of those of that degree that are 1 at 0, the one with the least error."""

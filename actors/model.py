@@ -24,7 +24,8 @@ from actors.config import Mode
 from actors.errors import ModelNotFound, ModelRefused
 from actors.flat_layer import LayerCalls, flatten
 from actors.masks import MaskRecorder
-from actors.packed_linear import Fill, Packing, pack, padded_rows, set_rows
+from actors.packed_linear import Packing, pack
+from actors.packed_weight import Fill, fill_for
 from actors.step import Piece, StepBatch, build_step
 from actors.support import check_class, check_config, check_layers
 from kvpool.geometry import BlockGeometry
@@ -56,8 +57,7 @@ class PagedModel:
         self.layers = self.kv_heads = self.head_dim = 0
         self._windows: list[int] = []
         self._deterministic = deterministic
-        self._fill: Fill = set_rows if deterministic else padded_rows
-        self._rows: Fill = self._fill if model.dtype == torch.bfloat16 else int
+        self._rows: Fill = fill_for(alike=deterministic) if model.dtype == torch.bfloat16 else int
 
     def geometry(self, block_tokens: int) -> BlockGeometry:
         """The blocks this model needs."""
@@ -116,7 +116,7 @@ class PagedModel:
         self._windows = [trace.layers[index].window for index in range(self.layers)]
         self._compare(ids, expected)
         self._keep(self._flatten(calls, trace.layers), "layers of its own code", ids, expected)
-        self._keep(pack(self._model, self._fill), "plain linear layers", ids, expected)
+        self._keep(pack(self._model, alike=self._deterministic), "plain linear layers", ids, expected)
 
     def _flatten(self, calls: LayerCalls, shapes: Mapping[int, LayerShape]) -> Packing:
         """Replace whole layers (`flat_layer.py`), each checked by itself, called as in the traced pass."""
@@ -124,7 +124,7 @@ class PagedModel:
         assert self._attention is not None
         traced = [Piece(range(_TRACED), 0, [0], True)]
         self._attention.step = build_step(traced, _PROBE_BLOCK_TOKENS, one_by_one=self._deterministic)
-        packing = flatten(calls, shapes, self._port, self._fill)
+        packing = flatten(calls, shapes, self._port, alike=self._deterministic)
         self.unbind()
         return packing
 

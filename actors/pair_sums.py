@@ -9,15 +9,25 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from actors.lanes import FLOAT, INTS, TILE, VECTOR, constant, emit_all, emit_fma, emit_load, emit_prefetch, emit_store
+from actors.lanes import (
+    FLOAT,
+    INTS,
+    TILE,
+    VECTOR,
+    WIDE,
+    constant,
+    emit_all,
+    emit_fma,
+    emit_load,
+    emit_prefetch,
+    emit_store,
+)
 
-WIDE: Final = bool(binding.get_host_cpu_features().get("avx512f"))
-"""Whether a register holds 16 float32, and there are 32 of them; else it takes two of 16, as on AVX2."""
 ROWS: Final = 8 if WIDE else 4
 """At a time, where there are many: as many sums as keep the arithmetic busy and still fit into registers."""
 _WORD, _LINE = ir.IntType(64), 64

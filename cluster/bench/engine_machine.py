@@ -3,8 +3,8 @@
 Both are the best of many short tries, because whatever comes between makes a try slower and never faster. They change with the
 machine's speed from second to second, so they are measured again and again beside what is compared with them.
 
-Memory is read as a large matrix that is multiplied by one vector: of torch's operations it reads fastest (half as fast again as a
-sum, which follows one row at a time).
+Memory is read as a large matrix that is multiplied by one vector, and as one that is summed: which of torch's operations reads
+faster depends on the CPU, by half as much again.
 
 Limits: one process, torch's threads.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import torch
@@ -31,33 +32,41 @@ class Memory:
 
     @torch.inference_mode()
     def read_gb_s(self, seconds: float) -> float:
-        """The best rate of reading all of it, in 1e9 bytes a second, over as many reads as fit into `seconds`; one at least."""
-        return self._rows.numel() * 4 / 1e9 / best_s(lambda: torch.mv(self._rows, self._vector), seconds)
+        """The best rate of reading all of it, in 1e9 bytes a second, over as many reads as fit into `seconds`; two at least."""
+        reads = (partial(torch.mv, self._rows, self._vector), self._rows.sum)
+        return self._rows.numel() * 4 / 1e9 / min(best_s(read, seconds / len(reads)) for read in reads)
 
 
 class Products:
-    """Matrix products [rows, in] x [in, out] of linear layers `(out, in, how many)`, in bfloat16 or float32."""
+    """Matrix products [rows, in] x [in, out] of linear layers `(out, in, how many)`, in the fastest of `dtypes`.
 
-    def __init__(self, linears: Sequence[Sequence[int]], dtype: torch.dtype, rows: int = GEMM_ROWS) -> None:
+    In bfloat16 that may be float32: a CPU without instructions for bfloat16 computes with it by emulation.
+    """
+
+    def __init__(self, linears: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype], rows: int = GEMM_ROWS) -> None:
         generator = torch.Generator().manual_seed(1)
-        self._pairs = [
-            (
-                torch.randn(rows, columns, generator=generator).to(dtype),
-                torch.randn(out, columns, generator=generator).to(dtype),
-                count,
-            )
+        self._rows = rows
+        self._linears = [
+            (out * columns, count, [_pair(generator, rows, out, columns, dtype) for dtype in dtypes])
             for out, columns, count in linears
         ]
 
     @torch.inference_mode()
     def gflops(self, seconds: float) -> float:
         """The rate of one pass over all layers, each product at its best, over as many tries as fit into `seconds` in all."""
-        share = seconds / len(self._pairs)
+        share = seconds / sum(len(pairs) for _, _, pairs in self._linears)
         flops = took_s = 0.0
-        for x, weight, count in self._pairs:
-            flops += 2.0 * x.shape[0] * weight.numel() * count
-            took_s += count * best_s(lambda x=x, weight=weight: functional.linear(x, weight), share)  # type: ignore[misc]
+        for size, count, pairs in self._linears:
+            flops += 2.0 * self._rows * size * count
+            took_s += count * min(best_s(partial(functional.linear, *pair), share) for pair in pairs)
         return flops / took_s / 1e9
+
+
+def _pair(
+    generator: torch.Generator, rows: int, out: int, columns: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    x, weight = torch.randn(rows, columns, generator=generator), torch.randn(out, columns, generator=generator)
+    return x.to(dtype), weight.to(dtype)
 
 
 def best_s(work: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:

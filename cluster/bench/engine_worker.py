@@ -115,7 +115,8 @@ class Measured:
         torch.set_num_threads(threads)
         weights: Weights = weights_of(Path(model_dir), mode)
         self._memory = Memory(read_bytes)
-        self._products = Products(weights.linears, torch.bfloat16 if mode == "fast" else torch.float32)
+        dtypes = (torch.bfloat16, torch.float32) if mode == "fast" else (torch.float32,)
+        self._products = Products(weights.linears, dtypes)
         return {}
 
     def bandwidth(self, seconds: float) -> Answer:

@@ -9,16 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors import packed_linear
+from actors import packed_weight as packing
 from actors.errors import ModelRefused
 from actors.flat_layer import FlatLayer
 from actors.model import PagedModel, adopt
-from actors.packed_linear import SET_ROWS, PackedWeight, padded_rows, set_rows
+from actors.packed_weight import SET_ROWS, fill_for, onednn_packs, packed_weight, set_rows
 from actors.step import Piece
 from tests.actors.torch_threads import torch_threads
 from tests.fakes.tiny_models import FAMILIES, tiny_model
 
-pytestmark = pytest.mark.skipif(not packed_linear.supported(), reason="this torch or CPU packs no bfloat16")
+pytestmark = pytest.mark.skipif(not packing.supported(), reason="this torch or CPU packs no bfloat16")
 
 BLOCK = 8
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 160, "head_dim": 32}
@@ -81,12 +81,14 @@ def test_a_row_of_a_product_does_not_depend_on_its_place_or_neighbours(
     threads: int, rows: int, shape: tuple[int, int], seed: int
 ) -> None:
     torch.manual_seed(seed)
-    weight = PackedWeight(torch.randn(shape).bfloat16(), None, set_rows=True)
-    x, other = torch.randn(rows * SET_ROWS, shape[1]).bfloat16(), torch.randn(rows * SET_ROWS, shape[0]).bfloat16()
-    order = torch.randperm(rows * SET_ROWS)
+    unit = SET_ROWS if onednn_packs() else 1
+    weight = packed_weight(torch.nn.Linear(*shape[::-1], bias=False).bfloat16(), alike=True)
+    x, other = torch.randn(rows * unit, shape[1]).bfloat16(), torch.randn(rows * unit, shape[0]).bfloat16()
+    order = torch.randperm(rows * unit)
     with torch.inference_mode(), torch_threads(threads):
         assert torch.equal(weight(x)[order], weight(x[order]))
         assert torch.equal(weight.added_to(x, other)[order], weight.added_to(x[order], other[order]))
+        assert torch.equal(weight(x)[:unit], weight(x[:unit]))
 
 
 def test_rows_are_filled_up_to_whole_products() -> None:
@@ -94,7 +96,7 @@ def test_rows_are_filled_up_to_whole_products() -> None:
 
 
 def test_a_model_that_depends_on_its_company_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.model.set_rows", padded_rows)
+    monkeypatch.setattr("actors.model.fill_for", lambda *, alike: fill_for(alike=False))
     forward = PagedModel.forward
 
     def leaky(self: PagedModel, pieces: list[Piece]) -> tuple[torch.Tensor, list[int]]:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from actors import flat_layer, packed_linear
+from actors import flat_layer, packed_weight
 from actors.flat_layer import FlatLayer
 from actors.model import PagedModel, adopt
 from actors.step import Piece
 from tests.fakes.tiny_models import tiny_model
 
-pytestmark = pytest.mark.skipif(not packed_linear.supported(), reason="this torch or CPU packs no bfloat16")
+pytestmark = pytest.mark.skipif(not packed_weight.supported(), reason="this torch or CPU packs no bfloat16")
 
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 160, "head_dim": 32}
 FLAT: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actors import tile_attention
+from actors import chunk_attention
 from actors.attention import LayerShape, Options, PagedAttention
 from actors.fused_kernels import rms_norm, silu_product
 from actors.kernels import bits_of
@@ -101,8 +101,8 @@ def attention_of_chunks(request: pytest.FixtureRequest) -> Iterator[None]:
     """With and without matrix tiles."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "no tiles":
-            patch.setattr(tile_attention, "attend_chunk", 0)
-        elif not tile_attention.attend_chunk:
+            patch.setattr(chunk_attention, "_attend_on_tiles", 0)
+        elif not chunk_attention._attend_on_tiles:
             pytest.skip("this CPU, or its system, has no tiles of bfloat16")
         yield
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from actors import packed_linear
+from actors import packed_linear, packed_weight
 from actors.model import adopt
 from actors.packed_linear import PackedLinear, pack
 from tests.fakes.tiny_models import FAMILIES, tiny_model
 
-pytestmark = pytest.mark.skipif(not packed_linear.supported(), reason="this torch or CPU packs no bfloat16")
+pytestmark = pytest.mark.skipif(not packed_weight.supported(), reason="this torch or CPU packs no bfloat16")
 
 
 def net(dtype: torch.dtype = torch.bfloat16) -> nn.Sequential:
@@ -38,12 +38,12 @@ def test_the_result_is_about_as_close_to_float32_as_the_plain_one(rows: int) -> 
 
 
 def test_few_numbers_of_rows_are_computed_and_none_with_many_more() -> None:
-    padded = [packed_linear.padded_rows(rows) for rows in range(1, 4097)]
+    padded = [packed_weight.padded_rows(rows) for rows in range(1, 4097)]
     assert all(rows <= filled <= 1.25 * rows for rows, filled in enumerate(padded, 1))
     assert padded[:8] == list(range(1, 9))
     assert padded == sorted(padded)
     assert len(set(padded[:256])) == 28
-    assert all(packed_linear.padded_rows(filled) == filled for filled in padded)
+    assert all(packed_weight.padded_rows(filled) == filled for filled in padded)
 
 
 def test_what_is_filled_up_changes_no_row() -> None:
@@ -56,12 +56,12 @@ def test_what_is_filled_up_changes_no_row() -> None:
             assert torch.allclose(model(x[:, :rows]), whole[:, :rows], atol=1e-2), rows
 
 
-@pytest.mark.parametrize("fill", [packed_linear.padded_rows, packed_linear.set_rows])
-def test_no_rows_are_no_rows(fill: packed_linear.Fill) -> None:
+@pytest.mark.parametrize("alike", [False, True])
+def test_no_rows_are_no_rows(alike: bool) -> None:
     """A step whose chunks all go on wants no logits."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(64, 96), nn.Linear(96, 64)).bfloat16()
-    assert pack(model, fill).layers == 2
+    assert pack(model, alike=alike).layers == 2
     with torch.inference_mode():
         assert model(torch.empty(1, 0, 64, dtype=torch.bfloat16)).shape == (1, 0, 64)
 
@@ -106,8 +106,8 @@ def test_a_layer_that_differs_stays_plain(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_model_that_then_computes_something_else_is_served_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     real_pack = pack
 
-    def wrong(model: Any, *rest: Any) -> packed_linear.Packing:
-        packing = real_pack(model, *rest)
+    def wrong(model: Any, **options: Any) -> packed_linear.Packing:
+        packing = real_pack(model, **options)
         for module in model.modules():
             if isinstance(module, PackedLinear):
                 monkeypatch.setattr(

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors import packed_linear, panels
-from actors.packed_linear import PackedWeight
+from actors import panels
+from actors.packed_weight import PackedWeight, onednn_packs
 from tests.actors.torch_threads import torch_threads
 
-pytestmark = pytest.mark.skipif(not packed_linear.supported(), reason="this torch or CPU packs no bfloat16")
+needs_onednn = pytest.mark.skipif(not onednn_packs(), reason="oneDNN packs no bfloat16 for this CPU")
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
@@ -59,6 +59,7 @@ def test_it_is_the_product_rounded_once(
     assert ((found.double() - exact).abs() <= 2**-8 * exact.abs() + 1e-6 * scale).all()
 
 
+@needs_onednn
 def test_another_layout_is_not_taken_for_this_one() -> None:
     torch.manual_seed(1)
     weight = torch.randn(96, 64).bfloat16()
@@ -73,11 +74,12 @@ def test_another_layout_is_not_taken_for_this_one() -> None:
     assert panels.address_of(packed(odd), odd) == 0
 
 
+@needs_onednn
 def test_without_its_layout_a_weight_computes_the_same_with_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(2)
     weight, x, other = torch.randn(96, 64).bfloat16(), torch.randn(3, 64).bfloat16(), torch.randn(3, 96).bfloat16()
     monkeypatch.setattr(panels, "address_of", lambda *_: 0)
-    product = PackedWeight(weight, None, set_rows=False)
+    product = PackedWeight(weight, None, alike=False)
     monkeypatch.setattr(panels, "multiply", None)  # which it must not call
     with torch.inference_mode():
         exact = x.double() @ weight.double().T
@@ -85,15 +87,17 @@ def test_without_its_layout_a_weight_computes_the_same_with_onednn(monkeypatch: 
         assert torch.allclose(product.added_to(x, other).double(), exact + other.double(), rtol=2**-7, atol=1e-2)
 
 
+@needs_onednn
 def test_rows_need_not_lie_side_by_side() -> None:
     torch.manual_seed(4)
-    product = PackedWeight(torch.randn(96, 64).bfloat16(), None, set_rows=False)
+    product = PackedWeight(torch.randn(96, 64).bfloat16(), None, alike=False)
     x, other = torch.randn(6, 64).bfloat16(), torch.randn(6, 96).bfloat16()
     with torch.inference_mode():
         assert torch.equal(product(x[::2]), product(x[::2].clone()))
         assert torch.equal(product.added_to(x[::2], other[::2]), product.added_to(x[::2].clone(), other[::2].clone()))
 
 
+@needs_onednn
 @pytest.mark.parametrize("rows", [1, 4, 5])
 def test_a_cpu_without_tiles_multiplies_four_rows(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     torch.manual_seed(5)
@@ -101,27 +105,29 @@ def test_a_cpu_without_tiles_multiplies_four_rows(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(panels, "MOST_ROWS", panels._FEW)
     monkeypatch.setattr(panels, "_multiply_tiles", 0)
     with torch.inference_mode():
-        found = PackedWeight(weight, None, set_rows=False)(x)
+        found = PackedWeight(weight, None, alike=False)(x)
     assert torch.allclose(found.double(), x.double() @ weight.double().T, rtol=2**-7, atol=1e-2)
 
 
+@needs_onednn
 def test_many_rows_are_onednns(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(3)
     weight = torch.randn(96, 64).bfloat16()
-    product = PackedWeight(weight, None, set_rows=False)
+    product = PackedWeight(weight, None, alike=False)
     monkeypatch.setattr(panels, "multiply", None)
     x = torch.randn(panels.MOST_ROWS + 1, 64).bfloat16()
     with torch.inference_mode():
         assert torch.allclose(product(x).double(), x.double() @ weight.double().T, rtol=2**-7, atol=1e-2)
 
 
+@needs_onednn
 @pytest.mark.parametrize("with_tiles", [True, False])
 def test_sets_of_rows_never_depend_on_their_number(monkeypatch: pytest.MonkeyPatch, with_tiles: bool) -> None:
     torch.manual_seed(6)
     if not with_tiles:
         monkeypatch.setattr(panels, "MOST_ROWS", panels._FEW)
         monkeypatch.setattr(panels, "_multiply_tiles", 0)
-    product = PackedWeight(torch.randn(96, 576).bfloat16(), torch.randn(96).bfloat16(), set_rows=True)
+    product = PackedWeight(torch.randn(96, 576).bfloat16(), torch.randn(96).bfloat16(), alike=True)
     assert with_tiles or not product._panels
     x, other = torch.randn(320, 576).bfloat16(), torch.randn(320, 96).bfloat16()
     with torch.inference_mode():

@@ -102,10 +102,11 @@ def test_the_machine_is_measured_in_its_own_units(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(engine_machine, "best_s", half_a_second)
     assert Memory(100 * 4096 * 4).read_gb_s(1.0) == pytest.approx(100 * 4096 * 4 / 1e9 / 0.5)
-    products = Products([(32, 16, 2), (16, 32, 1)], torch.float32, rows=8)
+    products = Products([(32, 16, 2), (16, 32, 1)], [torch.float32], rows=8)
     # Three products of 2 x 8 x 32 x 16 operations, half a second each.
     assert products.gflops(3.0) == pytest.approx(3 * 2 * 8 * 32 * 16 / 1.5 / 1e9)
-    assert [seconds for _, seconds in taken] == [1.0, 1.5, 1.5]
-    read, first, second = (result for result, _ in taken)
-    assert torch.equal(read, torch.full((100,), 4096.0))  # every word was read
+    assert [seconds for _, seconds in taken] == [0.5, 0.5, 1.5, 1.5]
+    rows, whole, first, second = (result for result, _ in taken)
+    assert torch.equal(rows, torch.full((100,), 4096.0))  # every word was read
+    assert whole == 100 * 4096
     assert (first.shape, second.shape) == ((8, 32), (8, 16))
