@@ -55,84 +55,91 @@ def _lay_queries(
         transpose(asked, 16 * word)
 
 
-@inner
-def _attend(record: int, score: Any, mix: Any) -> None:
-    """See `_attend_on_lanes`. With these two products."""
-    qkv, cos, sin = narrow(get(record + 8)), narrow(get(record + 16)), narrow(get(record + 24))
-    layer, first_row, count, start = get(record + 32), get(record + 40), get(record + 48), get(record + 56)
-    blocks = carray(whole_at(get(record + 64)), (_FAR,))
-    laid_at, laid_from, out = get(record + 72), get(record + 80), narrow(get(record + 88))
-    kv_heads, head_dim, group = get(layer + KV_HEADS), get(layer + HEAD_DIM), get(layer + GROUP)
-    scale, window, softcap = fill(float_of(get(layer + SCALE))), get(layer + WINDOW), float_of(get(layer + SOFTCAP))
-    heads, size = kv_heads * group, QUERIES * head_dim
-    laid_tiles = (start + count - laid_from + KEYS - 1) // KEYS
-    groups = (count + 2 * QUERIES - 1) // (2 * QUERIES)
-    # A thread's own, twice: scores, weights, sums, queries as tiles, state; then room to turn those, and for a strip's keys.
-    strip_size, state_size = QUERIES * STRIP, 2 * QUERIES
-    room_size = STRIP * head_dim
-    space = np.zeros(3 * strip_size + 3 * size + 2 * state_size + 9 * head_dim + room_size + 16, np.float32)
-    at = -(space.ctypes.data // 4) % 16  # a cache line's start
-    scores, at = space[at : at + 2 * strip_size], at + 2 * strip_size
-    weights, at = space[at : at + strip_size], at + strip_size
-    sums, at = space[at : at + 2 * size], at + 2 * size
-    asked, at = space[at : at + size], at + size
-    state, at = space[at : at + 2 * state_size], at + 2 * state_size
-    turned, at = space[at : at + 9 * head_dim], at + 9 * head_dim
-    room = space[at : at + room_size]
-    scores_at, weights_at, sums_at, asked_at = (
-        scores.ctypes.data,
-        weights.ctypes.data,
-        sums.ctypes.data,
-        asked.ctypes.data,
-    )
-    while True:
-        task = fetch_add(record, 1)
-        if task >= heads * groups:
-            break
-        head, here = task // groups, 2 * QUERIES * (task % groups)
-        kv_head, asking, query = head // group, min(2 * QUERIES, count - here), start + here
-        both = 2 if asking > QUERIES else 1
-        for which in range(both):
-            row, some = first_row + here + QUERIES * which, min(QUERIES, asking - QUERIES * which)
-            _lay_queries(qkv, cos, sin, row, some, head, layer, turned, asked[which * size // 2 :])
-            store(state, state_size * which, fill(LOWEST))
-            store(state, state_size * which + QUERIES, fill(np.float32(0.0)))
-        for element in range(0, both * size, 16):
-            store(sums, element, fill(np.float32(0.0)))
-        end = query + asking
-        low = max(0, query - window + 1) // STRIP * STRIP if window > 0 else 0
-        for strip in range(low, end, STRIP):
-            keys = min(STRIP, end - strip)
-            score(scores_at, layer, blocks, strip, keys, kv_head, asked_at, both, room)
+def _with(score: Any, mix: Any) -> Any:
+    """Returns what `_attend_on_lanes` says, with these two products, which as arguments could not be compiled in."""
+
+    @inner
+    def attend(record: int) -> None:
+        qkv, cos, sin = narrow(get(record + 8)), narrow(get(record + 16)), narrow(get(record + 24))
+        layer, first_row, count, start = get(record + 32), get(record + 40), get(record + 48), get(record + 56)
+        blocks = carray(whole_at(get(record + 64)), (_FAR,))
+        laid_at, laid_from, out = get(record + 72), get(record + 80), narrow(get(record + 88))
+        kv_heads, head_dim, group = get(layer + KV_HEADS), get(layer + HEAD_DIM), get(layer + GROUP)
+        scale, window, softcap = fill(float_of(get(layer + SCALE))), get(layer + WINDOW), float_of(get(layer + SOFTCAP))
+        heads, size = kv_heads * group, QUERIES * head_dim
+        laid_tiles = (start + count - laid_from + KEYS - 1) // KEYS
+        groups = (count + 2 * QUERIES - 1) // (2 * QUERIES)
+        # A thread's own, twice: scores, weights, sums, queries as tiles, state; then room to turn those, and for a strip's keys.
+        strip_size, state_size = QUERIES * STRIP, 2 * QUERIES
+        room_size = STRIP * head_dim
+        space = np.zeros(3 * strip_size + 3 * size + 2 * state_size + 9 * head_dim + room_size + 16, np.float32)
+        at = -(space.ctypes.data // 4) % 16  # a cache line's start
+        scores, at = space[at : at + 2 * strip_size], at + 2 * strip_size
+        weights, at = space[at : at + strip_size], at + strip_size
+        sums, at = space[at : at + 2 * size], at + 2 * size
+        asked, at = space[at : at + size], at + size
+        state, at = space[at : at + 2 * state_size], at + 2 * state_size
+        turned, at = space[at : at + 9 * head_dim], at + 9 * head_dim
+        room = space[at : at + room_size]
+        scores_at, weights_at, sums_at, asked_at = (
+            scores.ctypes.data,
+            weights.ctypes.data,
+            sums.ctypes.data,
+            asked.ctypes.data,
+        )
+        while True:
+            task = fetch_add(record, 1)
+            if task >= heads * groups:
+                break
+            head, here = task // groups, 2 * QUERIES * (task % groups)
+            kv_head, asking, query = head // group, min(2 * QUERIES, count - here), start + here
+            both = 2 if asking > QUERIES else 1
             for which in range(both):
-                mine = scores[which * strip_size :]
-                scale_scores(mine, keys, strip - query - QUERIES * which, window, scale, softcap)
-                weigh(
-                    mine,
-                    (keys + KEYS - 1) // KEYS * KEYS,
-                    narrow(weights_at + which * WEIGHT_BYTES),
-                    state[state_size * which :],
-                    sums[which * size : which * size + size],
+                row, some = first_row + here + QUERIES * which, min(QUERIES, asking - QUERIES * which)
+                _lay_queries(qkv, cos, sin, row, some, head, layer, turned, asked[which * size // 2 :])
+                store(state, state_size * which, fill(LOWEST))
+                store(state, state_size * which + QUERIES, fill(np.float32(0.0)))
+            for element in range(0, both * size, 16):
+                store(sums, element, fill(np.float32(0.0)))
+            end = query + asking
+            low = max(0, query - window + 1) // STRIP * STRIP if window > 0 else 0
+            for strip in range(low, end, STRIP):
+                keys = min(STRIP, end - strip)
+                score(scores_at, layer, blocks, strip, keys, kv_head, asked_at, both, room)
+                for which in range(both):
+                    mine = scores[which * strip_size :]
+                    scale_scores(mine, keys, strip - query - QUERIES * which, window, scale, softcap)
+                    weigh(
+                        mine,
+                        (keys + KEYS - 1) // KEYS * KEYS,
+                        narrow(weights_at + which * WEIGHT_BYTES),
+                        state[state_size * which :],
+                        sums[which * size : which * size + size],
+                    )
+                mix(
+                    sums_at,
+                    layer,
+                    blocks,
+                    strip,
+                    keys,
+                    kv_head,
+                    weights_at,
+                    both,
+                    room,
+                    laid_at,
+                    laid_from,
+                    laid_tiles,
                 )
-            mix(
-                sums_at,
-                layer,
-                blocks,
-                strip,
-                keys,
-                kv_head,
-                weights_at,
-                both,
-                room,
-                laid_at,
-                laid_from,
-                laid_tiles,
-            )
-        for which in range(both):
-            some, row = min(QUERIES, asking - QUERIES * which), first_row + here + QUERIES * which
-            to, stride = (row * heads + head) * head_dim, heads * head_dim
-            give(sums[which * size :], state[state_size * which :], head_dim, out, to, stride, some)
-    space[0] = 0.0  # an array is freed after its last use, and its address is none
+            for which in range(both):
+                some, row = min(QUERIES, asking - QUERIES * which), first_row + here + QUERIES * which
+                to, stride = (row * heads + head) * head_dim, heads * head_dim
+                give(sums[which * size :], state[state_size * which :], head_dim, out, to, stride, some)
+        space[0] = 0.0  # an array is freed after its last use, and its address is none
+
+    return attend
+
+
+_on_lanes, _on_tiles = _with(chunk_lanes.score, chunk_lanes.mix), _with(chunk_tiles.score, chunk_tiles.mix)
 
 
 @thread_entry
@@ -143,7 +150,7 @@ def _attend_on_lanes(record: int) -> None:
     of the block table, int64; address of the values that `chunk_tiles.lay_values` laid out, and the position of the first of
     them; address of out, bfloat16 [rows, heads head_dim].
     """
-    _attend(record, chunk_lanes.score, chunk_lanes.mix)
+    _on_lanes(record)
 
 
 def _with_tiles() -> int:
@@ -155,7 +162,7 @@ def _with_tiles() -> int:
     def attend_on_tiles(record: int) -> None:
         setting = np.zeros(32, np.float32)
         tiles.begin_tiles(QUERIES, setting.ctypes.data)
-        _attend(record, chunk_tiles.score, chunk_tiles.mix)
+        _on_tiles(record)
         tiles.end_tiles(setting.ctypes.data)
         setting[0] = 0.0  # as above
 

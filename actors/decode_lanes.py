@@ -28,7 +28,7 @@ _AT_ONCE: Final = TILE if WIDE else 4
 """Rows whose sums fit into registers."""
 
 
-def _add_lanes(builder: Any, rows: list[Any]) -> Any:
+def add_lanes(builder: Any, rows: list[Any]) -> Any:
     """Lane r: the sum of the lanes of rows[r], of as many lanes as rows.
 
     Each round halves the rows and packs two partial sums side by side.
@@ -56,12 +56,12 @@ def _lanes_of(places: list[int]) -> Any:
 def _row_sums(builder: Any, rows: list[Any]) -> Any:
     """Lane r: the sum of the lanes of rows[r], of which there are 16."""
     if WIDE:
-        return _add_lanes(builder, rows)
+        return add_lanes(builder, rows)
     low, high = _lanes_of(list(range(8))), _lanes_of(list(range(8, 16)))
     halves = [
         builder.fadd(builder.shuffle_vector(row, row, low), builder.shuffle_vector(row, row, high)) for row in rows
     ]
-    eight = [_add_lanes(builder, halves[:8]), _add_lanes(builder, halves[8:])]
+    eight = [add_lanes(builder, halves[:8]), add_lanes(builder, halves[8:])]
     return builder.shuffle_vector(*eight, _lanes_of(list(range(TILE))))
 
 

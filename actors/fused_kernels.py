@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 from numba import carray
 
-from actors.kernels import attend
+from actors.kernels import attend_bfloat16
 from actors.lanes import (
     fill,
     float_of,
@@ -212,7 +212,7 @@ def attend_rows(record: int) -> None:
         at, angle = row * (heads + 2 * kv_heads) * head_dim, row * head_dim
         for head in range(first, first + count):
             rotate(qkv, at + head * head_dim, cos, sin, angle, head_dim, flat_queries, head * head_dim)
-        attend(
+        attend_bfloat16(
             0,
             first_head,
             last_head,

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
+from actors import kernels
 from actors.attention import Options, PagedAttention
 from actors.errors import ModelRefused
 from actors.kernels import decode_attention
@@ -152,7 +153,7 @@ _shapes = st.tuples(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("narrow", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16_by_tiles", "bfloat16_by_pairs"])
 @given(
     shape=_shapes,
     lengths=st.lists(st.integers(1, 150), min_size=1, max_size=4),
@@ -163,7 +164,7 @@ _shapes = st.tuples(
 )
 def test_decoding_equals_plain_attention_for_every_shape(
     threads: int,
-    narrow: bool,
+    kind: str,
     shape: tuple[int, int, int, int],
     lengths: list[int],
     window: int,
@@ -190,8 +191,11 @@ def test_decoding_equals_plain_attention_for_every_shape(
             pool[block, 1, 1, :, offset] = values[-1][:, position]
     query = torch.randn(len(lengths), group * kv_heads, head_dim)
     out = torch.empty_like(query)
-    array = pool.bfloat16().view(torch.uint16).numpy() if narrow else pool.numpy()
-    decode_attention(query.numpy(), array, 1, tables, np.array(lengths), 0.3, window, softcap, out.numpy(), threads)
+    array = pool.numpy() if kind == "float32" else pool.bfloat16().view(torch.uint16).numpy()
+    with pytest.MonkeyPatch.context() as patch:
+        if kind != "float32":  # this CPU's kernel for bfloat16, and the other one
+            patch.setattr(kernels, "_bfloat16", getattr(kernels, f"_{kind}"))
+        decode_attention(query.numpy(), array, 1, tables, np.array(lengths), 0.3, window, softcap, out.numpy(), threads)
     for i, length in enumerate(lengths):
         wanted = plain(query[i, :, None], keys[i], values[i], length - 1, window, softcap)[:, 0]
         assert torch.allclose(out[i].double(), wanted, atol=5e-5 if sharpness > 1 else 5e-6)
