@@ -27,6 +27,7 @@ from actors.errors import ModelRefused
 from actors.fused_kernels import attend_rows, prompt_rows, write_rows
 from actors.kernels import bits_of, decode_attention, parts_of, write_kv
 from actors.masks import MaskRecorder, window_of
+from actors.packed_weight import onednn_packs
 from actors.step import PromptChunk, StepBatch
 from actors.team import run, threads_for
 
@@ -286,7 +287,7 @@ class PagedAttention:
         asked: Options,
     ) -> torch.Tensor:
         """[count, heads, head_dim] of a chunk. `queries`, `keys`, `values` by heads, filled up with zeros."""
-        mask = self._mask(step, chunk, first, queries.shape[1], keys.shape[1], window, queries.dtype)
+        mask = self._mask(step, chunk, first, queries.shape[1], keys.shape[1], window, _computed_in(queries.dtype))
         return _attend(queries, keys, values, mask, asked)[:, : chunk.count].transpose(0, 1)
 
     @staticmethod
@@ -335,11 +336,17 @@ def _as_array(tensor: torch.Tensor) -> Any:
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
+def _computed_in(dtype: torch.dtype) -> torch.dtype:
+    """float32 for bfloat16 that the CPU has no instructions for: torch's emulation of them takes ten times as long."""
+    return torch.float32 if dtype == torch.bfloat16 and not onednn_packs() else dtype
+
+
 def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, asked: Options
 ) -> torch.Tensor:
     """Reference attention: query [heads, n, d], key and value [kv_heads, m, d] -> [heads, n, d]."""
-    group = query.shape[0] // key.shape[0]
+    group, given = query.shape[0] // key.shape[0], query.dtype
+    query, key, value = (part.to(_computed_in(given)) for part in (query, key, value))
     if not asked.softcap:
         return F.scaled_dot_product_attention(
             query.unsqueeze(0),
@@ -349,10 +356,10 @@ def _attend(
             is_causal=mask is None,
             scale=asked.scaling,
             enable_gqa=group > 1,
-        )[0]
+        )[0].to(given)
     scores = torch.matmul(query, key.repeat_interleave(group, 0).transpose(1, 2)) * asked.scaling
     scores = torch.tanh(scores / asked.softcap) * asked.softcap
     if mask is None:
         mask = torch.full(scores.shape[-2:], float("-inf"), dtype=scores.dtype).triu(1)
     weights = (scores + mask).softmax(-1, dtype=torch.float32).to(query.dtype)
-    return torch.matmul(weights, value.repeat_interleave(group, 0))
+    return torch.matmul(weights, value.repeat_interleave(group, 0)).to(given)
