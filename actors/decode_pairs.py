@@ -21,7 +21,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from actors.decode_lanes import add_lanes
-from actors.decode_tiles import fold, norm_of
+from actors.decode_tiles import fold, norm_of, places_of
 from actors.lanes import FLOAT, HIDDEN, emit_prefetch, load, narrow_at, prefetch
 from kvpool.compiled import inner
 
@@ -243,10 +243,8 @@ def attend_pairs(
     for base in range(begin - begin % 16, end, 16):
         low, high = max(begin - base, 0), min(end - base, 16)
         whole = high - low == 16 and block_tokens % 16 == 0 and width == head_dim
-        here = table[base // block_tokens] * stride + base % block_tokens * head_dim
-        soon, later = min(base + 16, end - 1), min(base + 64, end - 1)
-        soon = table[soon // block_tokens] * stride + soon % block_tokens * head_dim
-        later = table[later // block_tokens] * stride + layer * 2 * kv_heads * piece
+        here, soon, later = places_of(base, end, table, block_tokens, head_dim, stride)
+        later += layer * 2 * kv_heads * piece
         for step in range(0, 2 * kv_heads * piece, 32 * 32):
             prefetch(flat, later + step)
         for head in range(first_head, last_head):

@@ -45,6 +45,15 @@ def fold(
 
 
 @inner
+def places_of(base: int, end: int, table: Any, block_tokens: int, head_dim: int, stride: int) -> tuple[int, int, int]:
+    """Where tokens `base` and base + 16 are, in a piece of their block, and the block of base + 64; none behind the end."""
+    soon, later = min(base + 16, end - 1), min(base + 64, end - 1)
+    here = table[base // block_tokens] * stride + base % block_tokens * head_dim
+    next_one = table[soon // block_tokens] * stride + soon % block_tokens * head_dim
+    return here, next_one, table[later // block_tokens] * stride
+
+
+@inner
 def norm_of(space: Any, norm: int) -> Any:
     """What sums are divided by in the end."""
     total = np.float32(0.0)
@@ -122,10 +131,8 @@ def attend_tiles(
     for base in range(begin - begin % 16, end, 16):
         low, high = max(begin - base, 0), min(end - base, 16)
         whole = high - low == 16 and block_tokens % 16 == 0 and width == head_dim
-        here = table[base // block_tokens] * stride + base % block_tokens * head_dim
-        soon, later = min(base + 16, end - 1), min(base + 64, end - 1)
-        soon = table[soon // block_tokens] * stride + soon % block_tokens * head_dim
-        later = table[later // block_tokens] * stride + layer * 2 * kv_heads * piece
+        here, soon, later = places_of(base, end, table, block_tokens, head_dim, stride)
+        later += layer * 2 * kv_heads * piece
         for step in range(0, 2 * kv_heads * piece, 32 * line):
             prefetch(flat, later + step)
         for head in range(first_head, last_head):

@@ -145,6 +145,8 @@ def multiply(
         return out
     few = rows <= _FEW and not alike
     wide = torch.empty(rows if few else -(-rows // ROWS) * ROWS, inputs)
+    if len(wide) > rows:
+        wide[rows:].zero_()  # what lies there may be denormal, and slow
     x, other = x.contiguous(), None if other is None else other.contiguous()
     threads = torch.get_num_threads()
     run(_widen, threads_for(rows), x.data_ptr(), wide.data_ptr(), rows * inputs)
