@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from llvmlite import ir
 from numba import types
@@ -15,7 +15,6 @@ from actors.lanes import (
     LANES,
     TILE,
     VECTOR,
-    WIDE,
     constant,
     emit_all,
     emit_fma,
@@ -23,9 +22,6 @@ from actors.lanes import (
     emit_place,
     emit_store,
 )
-
-_AT_ONCE: Final = TILE if WIDE else 4
-"""Rows whose sums fit into registers."""
 
 
 def add_lanes(builder: Any, rows: list[Any]) -> Any:
@@ -51,18 +47,6 @@ def add_lanes(builder: Any, rows: list[Any]) -> Any:
 
 def _lanes_of(places: list[int]) -> Any:
     return ir.Constant(ir.VectorType(ir.IntType(32), len(places)), places)
-
-
-def _row_sums(builder: Any, rows: list[Any]) -> Any:
-    """Lane r: the sum of the lanes of rows[r], of which there are 16."""
-    if WIDE:
-        return add_lanes(builder, rows)
-    low, high = _lanes_of(list(range(8))), _lanes_of(list(range(8, 16)))
-    halves = [
-        builder.fadd(builder.shuffle_vector(row, row, low), builder.shuffle_vector(row, row, high)) for row in rows
-    ]
-    eight = [add_lanes(builder, halves[:8]), add_lanes(builder, halves[8:])]
-    return builder.shuffle_vector(*eight, _lanes_of(list(range(TILE))))
 
 
 def _by_width(builder: Any, width: Any, sweep: Callable[[Any], None], usual: tuple[int, ...] = (64, 128)) -> None:
@@ -91,18 +75,15 @@ def dots(typing: Any, space: Any, query: Any, tile: Any, width: Any) -> Any:
             sums = [cgutils.alloca_once(builder, VECTOR) for _ in range(TILE)]
             for slot in sums:
                 builder.store(constant(0.0), slot)
-            for first in range(0, TILE, _AT_ONCE):
-                with cgutils.for_range_slice(builder, integer(0), width, integer(TILE), integer) as (column, _):
-                    factor = emit_load(
-                        builder, emit_place(context, builder, signature.args[0], space, builder.add(query, column))
-                    )
-                    pointer = emit_place(context, builder, signature.args[0], space, builder.add(tile, column))
-                    for row in range(first, first + _AT_ONCE):
-                        place = builder.gep(pointer, [builder.mul(width, integer(row))])
-                        builder.store(
-                            emit_fma(builder, factor, emit_load(builder, place), builder.load(sums[row])), sums[row]
-                        )
-            builder.store(_row_sums(builder, [builder.load(slot) for slot in sums]), result)
+            with cgutils.for_range_slice(builder, integer(0), width, integer(TILE), integer) as (column, _):
+                factor = emit_load(
+                    builder, emit_place(context, builder, signature.args[0], space, builder.add(query, column))
+                )
+                pointer = emit_place(context, builder, signature.args[0], space, builder.add(tile, column))
+                for row, slot in enumerate(sums):
+                    place = builder.gep(pointer, [builder.mul(width, integer(row))])
+                    builder.store(emit_fma(builder, factor, emit_load(builder, place), builder.load(slot)), slot)
+            builder.store(add_lanes(builder, [builder.load(slot) for slot in sums]), result)
 
         _by_width(builder, width, sweep)
         return builder.load(result)
