@@ -44,6 +44,7 @@ from actors.region_home import Home, settle
 from actors.request import Admitted, Event, GenerateRequest
 from actors.status import ReplicaStatus
 from actors.step import Piece
+from actors.team import apart
 from actors.text_stream import TextStream
 from kvpool import DEFAULT_DIRECTORY, KeyRoot, KeySpace, Pool, SlotLoad, TidyReport, TidyThread
 from kvpool.directory import DirectoryWriter, PoolLoad, ReplicaLoad, Space
@@ -87,8 +88,10 @@ class Replica:
         path = Path(model_dir)
         with self._progress.phase("load") as phase:
             phase.done_bytes = sum(file.stat().st_size for file in weight_files(path))
-            self._model = load_model(
-                path, config.model.served_name, config.engine.mode, deterministic=config.engine.deterministic
+            self._model = apart(
+                lambda: load_model(
+                    path, config.model.served_name, config.engine.mode, deterministic=config.engine.deterministic
+                )
             )
             self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
             fingerprint = self._fingerprint = model_fingerprint(
@@ -109,7 +112,7 @@ class Replica:
             self._grammars = Grammars(self._tokenizer, self._model.vocab_size, self._model.eos_token_ids)
             undo.callback(self._grammars.close)
             with self._progress.phase("warm-up"):
-                self._warm_up()
+                apart(self._warm_up)
             self._report_load()
             self._publication = self._publish(directory)
             self._memory = undo.pop_all()

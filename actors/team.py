@@ -9,6 +9,10 @@ A kernel is a `thread_entry` (`kvpool/compiled.py`). All threads run it with the
 0 to begin with, is theirs to share out the work: whoever adds to it (`fetch_add`) has taken what it stood at. So a thread
 that the operating system holds up leaves its share to the others.
 
+GNU OpenMP keeps threads for every thread that ever computed with some, as long as that one lives, and once it has more than there
+are processors, all of them sleep after an instant and must be woken for each piece of work, a hundred times in a decode step. So
+only one thread may have a team for good, the one that computes steps; whatever else computes does so `apart`.
+
 Limits: where torch brings another OpenMP than GNU's, kernels run on the calling thread alone.
 """
 
@@ -18,8 +22,10 @@ import ctypes
 import functools
 import sys
 from array import array
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from llvmlite import ir
@@ -30,6 +36,7 @@ from kvpool.compiled import long_entry
 
 _MAPS = Path("/proc/self/maps")
 _TEAM_ROWS: Final = 32
+_Result = TypeVar("_Result")
 
 
 def _distance(path: str) -> tuple[int, str]:
@@ -90,3 +97,9 @@ def run(kernel: int, threads: int, *words: int) -> None:
     """Run `kernel` on `threads` threads, the calling one among them, and wait. Its record is 0 and then `words`."""
     record = array("q", (0, *words))
     _run_kernel(_fork_address() if threads > 1 else 0, kernel, record.buffer_info()[0], threads)
+
+
+def apart(work: Callable[[], _Result]) -> _Result:
+    """Do `work` on a thread that ends with it, and whose team ends with that. Raises what it raises."""
+    with ThreadPoolExecutor(1, "kvatlas-apart") as own:
+        return own.submit(work).result()

@@ -37,6 +37,7 @@ from actors.model import load_model
 from actors.progress import SilentProgress
 from actors.request import GenerateRequest, Sampling
 from actors.step import Piece
+from actors.team import apart
 from cluster.bench.engine_model import weights_of
 from cluster.bench.engine_rates import Marks, Shape
 from kvpool import KeyRoot, KeySpace, Pool, Region, TidyThread
@@ -72,7 +73,7 @@ class Scene:
         self._serial = 0
         self._ends = contextlib.ExitStack()
         with progress.phase("weights_s"), _inner_phases(progress):
-            model = load_model(model_dir, "bench", mode, deterministic=deterministic)
+            model = apart(lambda: load_model(model_dir, "bench", mode, deterministic=deterministic))
         self.config = EngineConfig(
             mode=mode, deterministic=deterministic, max_running=max(EngineConfig().max_running, max_running)
         )
@@ -101,7 +102,7 @@ class Scene:
             on_outputs=self._take,
         )
         with progress.phase("first_steps_s"):
-            self._first_steps(model)
+            apart(lambda: self._first_steps(model))
         self._engine.start()
         self._vocab_size = model.vocab_size
         self.phases: dict[str, float] = dict(progress.seconds)

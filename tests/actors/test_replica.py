@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -22,6 +23,7 @@ from actors.config import EngineConfig, Membership, ModelConfig, PoolConfig, Rep
 from actors.engine import StepOutput
 from actors.errors import ModelNotFound, ReplicaFailed, RequestRefused
 from actors.grammar import GrammarConstraint
+from actors.model import PagedModel
 from actors.replica import Replica
 from actors.request import Admitted, Delta, GenerateRequest, Grammar, Sampling
 from kvpool import PoolStats, Region, SharedMemoryTooSmall
@@ -695,3 +697,29 @@ async def test_many_answers_follow_grammars_of_their_own(replica: Replica) -> No
     for pattern, (_, deltas) in zip(patterns, runs, strict=True):
         assert re.fullmatch(pattern, text_of(deltas))
         assert deltas[-1].finish_reason == "stop"
+
+
+async def test_only_the_step_thread_computes_for_good(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads that torch keeps for any other would make those of the step thread sleep between two kernels."""
+    computed: set[threading.Thread] = set()
+
+    def watched(method: str) -> None:
+        original = getattr(PagedModel, method)
+
+        def noted(model: PagedModel, *args: Any) -> Any:
+            computed.add(threading.current_thread())
+            return original(model, *args)
+
+        monkeypatch.setattr(PagedModel, method, noted)
+
+    watched("learn")
+    watched("forward")
+    built = build(checkpoint, tmp_path)
+    try:
+        while_built = len(computed)
+        await collect(built, request_of("hello"))
+        assert (while_built, [one.name for one in computed if one.is_alive()]) == (2, ["kvatlas-step"])
+    finally:
+        built.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from actors import team
-from actors.team import run, threads_for
+from actors.team import apart, run, threads_for
 from kvpool.compiled import thread_entry
 from kvpool.kernels.atomics import fetch_add, get, put
 from tests.actors.torch_threads import torch_threads
@@ -93,3 +94,28 @@ def test_torch_here_has_gnu_openmp() -> None:
 def test_few_rows_do_not_wake_anybody() -> None:
     with torch_threads(2):
         assert (threads_for(1), threads_for(16), threads_for(1000)) == (1, 1, 2)
+
+
+def test_what_is_done_apart_leaves_no_threads() -> None:
+    """A team that stays makes the threads of the next one sleep between any two kernels."""
+
+    def native_threads() -> set[str]:
+        return {task.name for task in Path("/proc/self/task").iterdir()}
+
+    def work() -> int:
+        assert squares(3, 100, 0)[1] == 3
+        during.update(native_threads())
+        return 7
+
+    during, before = set[str](), native_threads()
+    assert apart(work) == 7
+    assert len(during - before) >= 3
+    deadline = time.monotonic() + 10
+    while during & native_threads() - before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not during & (native_threads() - before)
+
+
+def test_what_fails_apart_fails_here() -> None:
+    with pytest.raises(ZeroDivisionError):
+        apart(lambda: 1 // 0)
