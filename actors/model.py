@@ -1,10 +1,10 @@
 """A transformers model that computes over the paged pool.
 
-`load_model` reads the weights, learns the attention geometry from one traced pass (the model tells it, we do not guess
-config names), and proves on a small private pool that chunked and paged computing gives the model's own eager logits;
-else the model is refused. In bfloat16 on the CPU layers are then flattened (`flat_layer.py`) and linear layers packed
-(`packed_linear.py`), with the proof repeated after each; what fails it is undone. `PagedModel.bind` then points the model at the
-real pool, and `forward` computes one step.
+`load_model` reads the weights and learns the attention geometry from one traced pass (the model tells it, we do not guess
+config names). In bfloat16 on the CPU layers are flattened (`flat_layer.py`) and linear layers packed (`packed_linear.py`). After
+each, chunked and paged computing on a small private pool must give the model's own eager logits: what fails that is undone, and a
+model whose own code fails it is refused. `PagedModel.bind` then points the model at the real pool, and `forward` computes one
+step.
 """
 
 from __future__ import annotations
@@ -114,9 +114,10 @@ class PagedModel:
         shape = check_layers(config, trace.layers, trace.calls)
         self.layers, self.kv_heads, self.head_dim = len(trace.layers), shape.kv_heads, shape.key_dim
         self._windows = [trace.layers[index].window for index in range(self.layers)]
-        self._compare(ids, expected)
-        self._keep(self._flatten(calls, trace.layers), "layers of its own code", ids, expected)
-        self._keep(pack(self._model, alike=self._deterministic), "plain linear layers", ids, expected)
+        # What its own code computes over the pool is only of interest where that code serves.
+        if not self._kept(self._flatten(calls, trace.layers), "layers of its own code", ids, expected):
+            self._compare(ids, expected)
+        self._kept(pack(self._model, alike=self._deterministic), "plain linear layers", ids, expected)
 
     def _flatten(self, calls: LayerCalls, shapes: Mapping[int, LayerShape]) -> Packing:
         """Replace whole layers (`flat_layer.py`), each checked by itself, called as in the traced pass."""
@@ -128,16 +129,18 @@ class PagedModel:
         self.unbind()
         return packing
 
-    def _keep(self, packing: Packing, else_: str, ids: torch.Tensor, expected: torch.Tensor) -> None:
-        """Undo `packing` unless the model still computes what it did. Raises nothing."""
+    def _kept(self, packing: Packing, else_: str, ids: torch.Tensor, expected: torch.Tensor) -> bool:
+        """Whether anything was replaced and the model still computes what it did; else `packing` is undone. Raises nothing."""
         if not packing.layers:
-            return
+            return False
         try:
             self._compare(ids, expected)
         except Exception as error:  # a model's own code may do anything with the layers it has
             _log.warning("%s is served with %s: %s", self.name, else_, _first_line(error))
             self.unbind()
             packing.undo()
+            return False
+        return True
 
     def prove_deterministic(self) -> None:
         """Compute the same tokens alone, among others, and cut differently. Raises `ModelRefused` where a bit differs."""
