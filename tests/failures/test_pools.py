@@ -41,10 +41,11 @@ def test_stopped_for_longer_than_the_lease_and_back(field: Field) -> None:
     after = first.state()["publisher"]
     assert (after["refused"], after["state"]) == ({}, "open")
 
-    def writes_on() -> bool:  # whole again it is by its heartbeat, which a request that changes the pool may be a while after
+    def writes_on() -> bool:
         now = first.state()["publisher"]
         return bool(now["seq"] > before["seq"] or now["epoch"] != before["epoch"])
 
+    # It is whole by its heartbeat; a request that changes the pool may be a while after.
     field.wait_for(writes_on, "its changes to be published again")
     field.finish("stopped for longer than the lease, and back")
 
